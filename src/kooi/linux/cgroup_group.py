@@ -144,13 +144,13 @@ class Group:
         """Remove the group in every hierarchy. A busy one is retried for 200 ms, then `KooiError`. Safe twice."""
         self.close()
         end = time.monotonic() + 0.2
-        for fd, path in zip(self._parents.values(), self.paths.values()):
+        for key, fd in self._parents.items():
             try:
                 os.rmdir(self.name, dir_fd=fd)
             except FileNotFoundError:
                 continue
             except OSError:
-                remove_group(path, end)
+                remove_group(self.paths[key], end)
 
     def close(self) -> None:
         """Close the kept descriptors; the group stays."""
