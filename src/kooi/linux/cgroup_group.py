@@ -27,7 +27,14 @@ class Group:
     `parents` maps each controller to an open directory of the tree, `roots` the same to its path.
     """
 
-    def __init__(self, name: str, parents: Mapping[str, int], roots: Mapping[str, str], features: frozenset[str]):
+    def __init__(
+        self,
+        name: str,
+        parents: Mapping[str, int],
+        roots: Mapping[str, str],
+        features: frozenset[str],
+        make: bool = True,
+    ):
         self.name = check_name(name)
         self._parents = parents
         self._features = features
@@ -35,7 +42,7 @@ class Group:
         self.paths: dict[str, str] = {key: f"{root}/{name}" for key, root in roots.items()}
         made: list[int] = []
         try:
-            for fd in parents.values():
+            for fd in parents.values() if make else ():
                 os.mkdir(name, MODE, dir_fd=fd)
                 made.append(fd)
         except OSError as error:

@@ -98,14 +98,14 @@ def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
         namespaces=_JAIL_NAMESPACES,
         env=(),
         restrictions=restrictions,
-        prepare=_jail_prepare(facts, CODE_ID if ids != "single" else 0),
+        prepare=_jail_prepare(facts),
     )
     return Plan(cell, _jail_box(spec, facts, view, ids, restrictions))
 
 
-def _jail_prepare(facts: HostFacts, code_id: int) -> tuple[Step, ...]:
+def _jail_prepare(facts: HostFacts) -> tuple[Step, ...]:
     steps: list[Step] = [
-        ("workspace", {"owner": code_id}),
+        ("workspace", {"owner": CODE_ID}),
         ("proc", {"hidden": _PROC_HIDDEN, "read_only": ("sys",)}),
         ("terminals", {}),
         ("loopback", {}),
