@@ -7,8 +7,10 @@ must be there and held by the kernel.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 import platform
 import sys
@@ -47,9 +49,9 @@ def _refuse(enforcement: Enforcement, clauses: list[Clause], fix: str) -> None:
 def host_facts() -> HostFacts:
     """Return what this host offers, gathered once per process."""
     if sys.platform == "linux":
-        from kooi.linux.facts import host_facts as gather
-
-        return gather()
+        with contextlib.suppress(ImportError):
+            facts: HostFacts = importlib.import_module("kooi.linux.facts").host_facts()
+            return facts
     return HostFacts(
         system=platform.system(),
         machine=platform.machine(),
