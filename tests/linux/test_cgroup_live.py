@@ -123,10 +123,9 @@ def test_a_group_is_there_in_every_hierarchy_and_gone_after_remove() -> None:
             assert (stat.st_uid, stat.st_mode & 0o022) == (os.geteuid(), 0)
             for name in os.listdir(path):
                 file = os.stat(f"{path}/{name}")
-                # memory.pressure_level and cgroup.event_control are write-only by design; none may be open to others
                 assert file.st_uid == os.geteuid(), name
-                assert file.st_mode & 0o020 == 0, name
-                assert file.st_mode & 0o002 == 0 or name in ("cgroup.event_control",), name
+                # v1 lets everybody register for events of a group whose files he can open.
+                assert file.st_mode & 0o022 == 0 or name == "cgroup.event_control", name
         group.remove()
         group.remove()
         assert not any(os.path.exists(path) for path in group.paths.values())
@@ -239,7 +238,7 @@ def test_socket_buffers_do_not_go_round_the_memory_limit() -> None:
 
     with a_tree() as tree:
         totals = []
-        for name, memory in (("free", None), ("bound", 32 * MIB)):
+        for name, memory in (("free", None), ("bound", 16 * MIB)):
             group = tree.group(name)
             group.set_limits(memory, 10)
             source, sink = os.pipe()
@@ -247,8 +246,8 @@ def test_socket_buffers_do_not_go_round_the_memory_limit() -> None:
             os.close(sink)
             totals.append(int(os.read(source, 32) or b"0"))
             os.close(source)
-        assert totals[0] > 40 * MIB, f"the positive control holds {totals[0]} bytes"
-        assert totals[1] < 40 * MIB, f"{totals[1]} bytes held in a group of 32 MiB"
+        assert totals[0] > 24 * MIB, f"the positive control holds {totals[0]} bytes"
+        assert totals[1] < 20 * MIB, f"{totals[1]} bytes held in a group of 16 MiB"
 
 
 def test_processes_are_bounded_and_the_refusals_counted() -> None:

@@ -36,7 +36,16 @@ def layout(*, delegate: bool = False) -> Layout:
 
 
 def planned(where: Layout, name: str) -> dict[str, str]:
-    """Return the directories that `Tree.create(where, name)` will make, by controller; for the crash journal."""
+    """Return the directories that `Tree.create(where, name)` will make, for the crash journal.
+
+    By controller; "self" is the group that this process has to move to, where it does.
+    """
+    paths = _paths(where, name)
+    step = cgroup_v2.step(where, name)
+    return paths if step is None else {**paths, "self": step}
+
+
+def _paths(where: Layout, name: str) -> dict[str, str]:
     return {key: f"{parent}/{name}" for key, parent in where.parents.items()}
 
 
@@ -48,7 +57,7 @@ class Tree:
         if not name.startswith(PREFIX):
             raise SetupFailed(f"a tree's name starts with {PREFIX!r}, not {name!r}")
         self._where = where
-        self.paths = planned(where, name)
+        self.paths = _paths(where, name)
         self._fds: dict[str, int] = {}
         self.features: frozenset[str] = frozenset()
 
