@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -16,8 +15,6 @@ from kooi.linux import facts as host
 from kooi.spawn import clauses
 from kooi.spawn.plan import id_mode, plan_jail
 from kooi.spawn.service import Service
-
-_PROBE_SECONDS = 20.0
 
 
 class JailBackend:
@@ -90,41 +87,10 @@ class JailBackend:
         try:
             facts = self._host()
             if not (facts.user_namespaces and facts.mount_in_userns and facts.proc_in_userns):
-                reason, fix = host.why_no_namespaces()
-                return Availability(False, reason, fix)
-            box = await self.open(Spec(level=self.name))
+                return Availability(False, *host.why_no_namespaces())
+            return await self._boxes().prove(Spec(level=self.name), facts)
         except KooiError as error:
             return Availability(False, error.message, error.fix)
-        try:
-            return await _greeting(box, facts)
-        finally:
-            await box.kill()
-            box.stream.close()
-
-
-async def _greeting(box: Box, facts: HostFacts) -> Availability:
-    """Wait for the guest's first word."""
-    loop = asyncio.get_running_loop()
-    heard = loop.create_future()
-    loop.add_reader(box.stream.read_fd, lambda: heard.done() or heard.set_result(None))
-    gone = asyncio.ensure_future(_failure(box))
-    try:
-        await asyncio.wait([heard, gone], timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        loop.remove_reader(box.stream.read_fd)
-        gone.cancel()
-    if gone.done() and not gone.cancelled():
-        return Availability(False, f"a jail did not start: {gone.result()}")
-    if not heard.done():
-        return Availability(False, f"a jail did not answer within {_PROBE_SECONDS:.0f} s")
-    return Availability(True, detail={"ids": id_mode(facts), "cgroup": facts.cgroup if facts.cgroup_writable else "none"})
-
-
-async def _failure(box: Box) -> str:
-    async for event in box.events():
-        if event.kind in ("failed", "exited"):
-            return event.detail or "it ended at once"
-    return "it ended at once"
 
 
 def _access_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:

@@ -50,8 +50,9 @@ class SocketStream:
 class SpawnedBox:
     """A box that the spawner made."""
 
-    def __init__(self, handle: SpawnerHandle, number: int, stream: SocketStream) -> None:
+    def __init__(self, handle: SpawnerHandle, number: int, stream: SocketStream, home: str) -> None:
         self.stream = stream
+        self.home = home
         self.number = number
         self.pid = 0
         self._handle = handle
@@ -239,7 +240,7 @@ class SpawnerHandle:
         """Ask for a box in cell `key`; what is written to its stream meanwhile waits there."""
         ours, theirs = socket.socketpair()
         self._numbers += 1
-        box = SpawnedBox(self, self._numbers, SocketStream(ours))
+        box = SpawnedBox(self, self._numbers, SocketStream(ours), plan.home)
         self.boxes[box.number] = box
         head = {
             "op": "open",
@@ -247,7 +248,6 @@ class SpawnerHandle:
             "cell": key,
             "memory": plan.memory_bytes,
             "processes": plan.processes,
-            "watch": plan.watch_memory,
         }
         try:
             self.send(head, encoded, (theirs.fileno(),))
