@@ -1,7 +1,8 @@
 """A level for tests: its guest is a thread that speaks the protocol and does what the "code" tells it line by line.
 
-out TEXT, err TEXT, item TEXT, echo; ok, exit N, signal N, error NAME VALUE, left N; burn SECONDS (of CPU, as the host sees);
-oom, pids (counters move); flood BYTES; hang (until killed); deaf (not even then); die; break (a frame of an unknown kind).
+out TEXT, err TEXT, item TEXT, echo; ok, exit N, signal N, error NAME VALUE, left N; burn SECONDS (of CPU, as the host
+sees); oom, pids (counters move); flood BYTES; hang (until killed); deaf (not even then); die; break (a frame of an
+unknown kind).
 """
 
 from __future__ import annotations
@@ -81,15 +82,16 @@ class Peer:
 
     def output(self, kind: int, channel: int, data: bytes) -> bool:
         """Send output as credit allows; False when the run was killed meanwhile."""
-        while data:
+        view = memoryview(data)
+        while view:
             while not self.credit[channel] and channel not in self.signals:
                 self.take()
             if not self.credit[channel]:
                 return False
-            part = data[: min(self.credit[channel], 65536)]
+            part = view[: min(self.credit[channel], 65536)]
             self.credit[channel] -= len(part)
-            self.send(kind, channel, part)
-            data = data[len(part) :]
+            self.send(kind, channel, bytes(part))
+            view = view[len(part) :]
         return True
 
     def end(self, channel: int, status: str, **more: object) -> None:
@@ -302,3 +304,4 @@ class FakeBackend:
         self.closed += 1
         for box in self.boxes:
             await box.kill()
+            box.stream.close()

@@ -65,7 +65,7 @@ def test_output_is_counted_exactly_and_kept_up_to_the_cap(fake: FakeBackend, run
 
 
 def test_a_large_flood_ends_at_the_cap(fake: FakeBackend, run: Run) -> None:
-    result = run(_once("err before\nflood 1000000000", output_bytes=100_000))
+    result = run(_once("err before\nflood 100000000", output_bytes=100_000))
     assert result.status == "output_limit"
     assert len(result.stdout_bytes) == 100_000
     assert 100_000 < result.stdout_total_bytes < 10_000_000
