@@ -56,6 +56,10 @@ class SuiteReport:
         """Whether every outcome is an expected one, with nothing left behind."""
         return bool(self.findings) and all(f.as_expected for f in self.findings)
 
+    def at(self, program: str, level: str) -> Finding:
+        """Return the finding for one program at one level."""
+        return next(f for f in self.findings if f.program == program and f.level == level)
+
 
 async def run_suite(
     suite: str = "classic",
