@@ -1,14 +1,14 @@
 """The few exceptions kooi raises. The code's fate is a value (`Result.status`); these are our own failures.
 
-    KooiError
-    ├── InvalidPolicy        a policy, limit or spec value is not acceptable; `key` names it
-    ├── InvalidRequest       an argument of one call is not acceptable; `key` names it
-    ├── PolicyUnenforceable  the level cannot hold a clause, and the clause was not waived by name
-    ├── LevelUnavailable     the level cannot run on this host; `fix` says what would make it
-    ├── Unsupported          the level cannot do this operation
-    ├── SandboxClosed        the sandbox was closed before the call
-    ├── SandboxLost          the sandbox died under the call
-    └── SetupFailed          a step of building the sandbox failed; nothing of it is left
+KooiError
+├── InvalidPolicy        a policy, limit or spec value is not acceptable; `key` names it
+├── InvalidRequest       an argument of one call is not acceptable; `key` names it
+├── PolicyUnenforceable  the level cannot hold a clause, and the clause was not waived by name
+├── LevelUnavailable     the level cannot run on this host; `fix` says what would make it
+├── Unsupported          the level cannot do this operation
+├── SandboxClosed        the sandbox was closed before the call
+├── SandboxLost          the sandbox died under the call
+└── SetupFailed          a step of building the sandbox failed; nothing of it is left
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -16,6 +18,8 @@ Grade = Literal["kernel", "polled", "per_process", "remote", "none"]
 GRADES: tuple[str, ...] = get_args(Grade)
 Strength = Literal["none", "kernel-shared", "emulated", "kernel-own", "machine", "remote"]
 DecidedBy = Literal["host", "agent", "code"]
+
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,44 @@ class RichItem:
     def text(self) -> str | None:
         """The plain-text form, if there is one."""
         return self.data.get("text/plain")
+
+    @property
+    def html(self) -> str | None:
+        """The HTML form, if there is one: never to be shown outside a sandboxed frame."""
+        return self.data.get("text/html")
+
+    @property
+    def markdown(self) -> str | None:
+        """The Markdown form, if there is one."""
+        return self.data.get("text/markdown")
+
+    @property
+    def svg(self) -> str | None:
+        """The SVG form, if there is one: may hold scripts."""
+        return self.data.get("image/svg+xml")
+
+    @property
+    def png(self) -> bytes | None:
+        """The PNG image, if there is one in valid base64. Nothing has looked at the image itself."""
+        return self._decoded("image/png")
+
+    @property
+    def jpeg(self) -> bytes | None:
+        """The JPEG image, if there is one in valid base64. Nothing has looked at the image itself."""
+        return self._decoded("image/jpeg")
+
+    def _decoded(self, mime: str) -> bytes | None:
+        lines = self.data.get(mime)
+        if lines is None:
+            return None
+        try:
+            return base64.b64decode("".join(lines.split()), validate=True)
+        except (binascii.Error, ValueError):
+            return None
+
+    def __repr__(self) -> str:
+        text = "" if self.text is None else f" text={_beginning(self.text)}"
+        return f"<RichItem {', '.join(_beginning(mime) for mime in list(self.data)[:8])}{text}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +171,25 @@ class Result:
         """Whether the code ran to its end without an error."""
         return self.status == "ok"
 
+    def __repr__(self) -> str:
+        ended = f" exit_code={self.exit_code}" if self.exit_code is not None else ""
+        ended += f" signal={self.signal}" if self.signal is not None else ""
+        streams = [("stdout", self.stdout_bytes, self.stdout_total_bytes)]
+        if self.stderr_total_bytes:
+            streams.append(("stderr", self.stderr_bytes, self.stderr_total_bytes))
+        written = "".join(f" {name}={_beginning_of_bytes(kept)} of {total} bytes" for name, kept, total in streams)
+        error = "" if self.error is None else f" error={_beginning(self.error.name)}"
+        return f"<Result {self.status}{ended} level={self.level}{error}{written}>"
+
+
+def _beginning(text: str) -> str:
+    """Return the first characters of `text` in quotes, everything unprintable escaped."""
+    return repr(text[:_SHOWN])
+
+
+def _beginning_of_bytes(data: bytes) -> str:
+    return _beginning(data[:_SHOWN].decode("utf-8", "replace"))
+
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
@@ -138,3 +199,8 @@ class RunEvent:
     data: bytes = b""
     item: RichItem | None = None
     error: ErrorInfo | None = None
+
+    @property
+    def text(self) -> str:
+        """`data` as text; undecodable bytes are replaced."""
+        return self.data.decode("utf-8", "replace")
