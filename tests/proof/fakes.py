@@ -36,11 +36,11 @@ class PlainFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    async def read(self, path: str) -> bytes:
+    async def read_bytes(self, path: str) -> bytes:
         return (self._root / path).read_bytes()
 
-    async def write(self, path: str, data: bytes) -> None:
-        (self._root / path).write_bytes(data)
+    async def write(self, path: str, data: bytes) -> int:
+        return (self._root / path).write_bytes(data)
 
 
 class PlainBox:

@@ -1,4 +1,4 @@
-"""The one place where proofs touch the sandbox: open one of a level, and ask which levels there are.
+"""The one place where proofs touch the sandbox: open one, run once, and ask which levels there are.
 
 The proofs need little of a sandbox (`BoxLike`), so a test can put a broken one in its place and see that no proof
 takes it for a safe one.
@@ -17,12 +17,12 @@ from kooi.contract.spec import Spec
 class FilesLike(Protocol):
     """The part of the files API that proofs use."""
 
-    async def read(self, path: str) -> bytes:
+    async def read_bytes(self, path: str) -> bytes:
         """Return the content."""
         ...
 
-    async def write(self, path: str, data: bytes) -> object:
-        """Write the content."""
+    async def write(self, path: str, data: bytes) -> int:
+        """Write the content; return its size."""
         ...
 
 
@@ -50,7 +50,16 @@ async def open_box(spec: Spec) -> BoxLike:
     """Open one sandbox."""
     from kooi.sandbox import AsyncSandbox
 
-    return await AsyncSandbox(spec=spec).open()
+    box = AsyncSandbox(spec=spec)
+    await box.__aenter__()
+    return box
+
+
+async def run_once(spec: Spec, code: str) -> Result:
+    """Run code in a sandbox of its own; nothing of it is left when this returns."""
+    from kooi import sandbox
+
+    return await sandbox.run(code, spec=spec)
 
 
 async def probe_all() -> Mapping[str, Availability]:
@@ -58,3 +67,10 @@ async def probe_all() -> Mapping[str, Availability]:
     from kooi.engine import registry
 
     return await registry.probe_all()
+
+
+async def close_all() -> None:
+    """Close every helper that stays warm between sandboxes."""
+    from kooi.engine import registry
+
+    await registry.close_all()

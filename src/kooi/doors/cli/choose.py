@@ -32,6 +32,8 @@ def spec_of(args: argparse.Namespace) -> Spec:
         spec = settings.load_settings().spec or Spec()
         if args.level:
             spec = settings.load_spec({**spec.to_mapping(), "level": args.level})
+    if getattr(args, "fresh", False):
+        spec = replace(spec, fresh=True)
     changes = dict(_limit(text) for text in args.limit)
     return replace(spec, limits=Limits.from_mapping({**spec.limits.to_mapping(), **changes}))
 

@@ -75,7 +75,7 @@ class SandboxWorld:
 
     async def read(self, path: str) -> bytes:
         """Read a file through the files API."""
-        return await self.box.files.read(path)
+        return await self.box.files.read_bytes(path)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file through the files API."""
