@@ -118,7 +118,7 @@ def usage() -> str:
 
 
 def _load(name: str) -> VerbModule:
-    module: VerbModule = importlib.import_module(VERBS[name].module)  # type: ignore[assignment]
+    module: VerbModule = importlib.import_module(VERBS[name].module)
     return module
 
 

@@ -122,7 +122,9 @@ def _files(paths: list[str]) -> dict[str, bytes]:
     for path in paths:
         name = Path(path).name
         if name in files:
-            raise InvalidRequest(f"two files are named {name}", key="file", fix="rename one: both would be the same inside")
+            raise InvalidRequest(
+                f"two files are named {name}", key="file", fix="rename one: both would be the same inside"
+            )
         files[name] = Path(path).read_bytes()
     return files
 

@@ -1,4 +1,4 @@
-"""What the sandbox costs the code itself: the same work inside a jail and outside, in turns, timed by the work itself."""
+"""What the sandbox costs the code itself: the same work inside a jail and outside, in turns, timed by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from kooi.proof.bench.baseline import PLAIN_ENV
 from kooi.proof.bench.machine import run_command, wait_until_idle
 from kooi.proof.bench.results import Results
 
-_TIMER = "import time as _time\ndef timed(work):\n    t = _time.perf_counter()\n    work()\n    print(_time.perf_counter() - t)\n"
+_TIMER = """
+import time as _time
+def timed(work):
+    t = _time.perf_counter()
+    work()
+    print(_time.perf_counter() - t)
+"""
 
 
 @dataclass(frozen=True, slots=True)
