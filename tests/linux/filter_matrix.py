@@ -79,9 +79,7 @@ def compute(restrictions: tuple[str, ...], machine: str = "x86_64") -> Matrix:
 
 def _runs(answers: list[int]) -> list[list[int]]:
     """Return [first number, answer] wherever the answer changes."""
-    return [
-        [number, code] for number, code in enumerate(answers) if number == 0 or answers[number - 1] != code
-    ]
+    return [[number, code] for number, code in enumerate(answers) if number == 0 or answers[number - 1] != code]
 
 
 def _by_answer(
