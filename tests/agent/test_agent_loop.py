@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-
 from agent_fakes import FakeAsyncSandbox, FakeSandbox, SubprocessSandbox, a_result
+
 from kooi.agent import Agent, ModelError, Reply, ScriptedModel, Step, Task, ToolCall, ToolOutcome, run_python_tool
 from kooi.agent.loop import MAX_CALLS, Model, Transcript
 from kooi.contract.errors import SandboxLost

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from agent_endpoint import (
     Answer,
     Endpoint,
@@ -21,6 +20,7 @@ from agent_endpoint import (
     tool_use,
 )
 from agent_fakes import FakeSandbox, a_result
+
 from kooi.agent import Agent, AnthropicModel, OpenAIModel, Transcript, run_python_tool
 
 pytest.importorskip("anthropic", reason="the agent extra is not installed")

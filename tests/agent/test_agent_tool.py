@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator, Mapping
 
 import pytest
+from agent_fakes import FakeAsyncSandbox, FakeSandbox, a_result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_fakes import FakeAsyncSandbox, FakeSandbox, a_result
 from kooi.agent import ToolOutcome, run_python_tool
-from kooi.agent.text import clip, fence, visible
+from kooi.agent.text import clip, fence
 from kooi.contract.errors import InvalidRequest, SandboxLost
 from kooi.contract.result import STATUSES, ErrorInfo, Result, RichItem
 
@@ -44,9 +44,10 @@ def test_code_reaches_the_sandbox_unchanged_and_output_comes_back() -> None:
     [
         (None, "JSON object"),
         ([], "JSON object"),
-        ("", "JSON object"),
-        ("[" * 100_000, "JSON object"),
-        ("not json", "JSON object"),
+        ("", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("not json", "JSON"),
+        ('{"code": "1", "code": "2"}', "twice"),
         (b'{"code": "1"}', "JSON object"),
         ({}, "nothing"),
         ({"code": None}, "nothing"),
@@ -60,7 +61,7 @@ def test_code_reaches_the_sandbox_unchanged_and_output_comes_back() -> None:
         ({"code": "1", "\x1b[31m" * 1000: 1}, "\\x1b"),
         ({"code": "1", 5: 1}, "5"),
         ({"code": "x" * 100 * 1024 * 1024}, "104857600 bytes"),
-        ('{"code": "' + "x" * 100 * 1024 * 1024 + '"}', "JSON object"),
+        ('{"code": "' + "x" * 100 * 1024 * 1024 + '"}', "bytes"),
     ],
 )
 def test_bad_arguments_are_a_tool_error_and_run_nothing(arguments: object, word: str) -> None:
@@ -162,17 +163,6 @@ def test_the_code_cannot_close_the_fence_itself() -> None:
     first, *_, last = text.splitlines()[1:]
     mark = first.rsplit(" ", 1)[1]
     assert "untrusted" in first and last == f"{mark}>>>" and mark not in forged
-
-
-@given(st.text(max_size=50))
-def test_visible_leaves_nothing_a_reader_would_not_see(text: str) -> None:
-    shown = visible(text + "\x1b[2J\u202e\u200b\U000e0041\ud800")
-    assert not set("\x1b\u202e\u200b\U000e0041\ud800\r\x00\x9b") & set(shown)
-    shown.encode("utf-8")
-
-
-def test_visible_keeps_ordinary_text() -> None:
-    assert visible("naïve 数据 🙂\n\tx") == "naïve 数据 🙂\n\tx"
 
 
 @given(st.text(max_size=300), st.integers(min_value=1, max_value=100))

@@ -9,7 +9,6 @@ line that starts with a mark, as JSON; that line is hostile input here as it is 
 from __future__ import annotations
 
 import calendar
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,8 @@ from typing import Any
 
 from kooi.agent import programs
 from kooi.agent.loop import Reply, Step, Task, ToolCall
+from kooi.contract.errors import InvalidRequest
+from kooi.contract.strictjson import strict_loads
 
 _WORDS = {
     "rain": "precipitation", "rainy": "precipitation", "rains": "precipitation", "rainfall": "precipitation",
@@ -173,8 +174,8 @@ def _facts(steps: Sequence[Step]) -> dict[str, object]:
 
 def _parsed(line: str) -> dict[str, object]:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = strict_loads(line.encode("utf-8", "replace"))
+    except InvalidRequest:
         return {}
     return value if isinstance(value, dict) else {}
 

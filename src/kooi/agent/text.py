@@ -8,10 +8,10 @@ sequences, bidirectional overrides, zero-width and tag characters) are shown as 
 from __future__ import annotations
 
 import secrets
-import unicodedata
 from collections.abc import Iterable
 
 from kooi.contract.result import ErrorInfo, Result, RichItem
+from kooi.contract.text import escape_terminal
 
 STATUS_WORDS = {
     "ok": "the code ran to its end",
@@ -28,25 +28,9 @@ STATUS_WORDS = {
     "lost": "the sandbox ended under the run",
     "sandbox_error": "the sandbox failed; this is not the fault of the code",
 }
-_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-_SELECTORS = range(0xE0100, 0xE01F0)  # variation selectors that no font uses and that can carry a hidden text
 _MAX_ITEMS = 20
 _MAX_EVENTS = 20
 _SMALL = 500
-
-
-def visible(text: str) -> str:
-    """Return `text` with every character that a reader would not see written as an escape; newline and tab stay."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(char if char in "\n\t" else _escape(char) for char in text)
-
-
-def _escape(char: str) -> str:
-    number = ord(char)
-    if unicodedata.category(char) not in _HIDDEN and number not in _SELECTORS:
-        return char
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def clip(text: str, max_chars: int) -> str:
@@ -69,13 +53,13 @@ def fence(label: str, body: str) -> str:
 def describe(result: Result, max_chars: int) -> str:
     """Return what the model is told about `result`."""
     parts = [_verdict(result)]
-    parts += [f"note: {visible(clip(event, _SMALL))}" for event in result.events[:_MAX_EVENTS]]
+    parts += [f"note: {escape_terminal(clip(event, _SMALL))}" for event in result.events[:_MAX_EVENTS]]
     parts += _stream("stdout", result.stdout, len(result.stdout_bytes), result.stdout_total_bytes, max_chars)
     parts += _items(result.results, max_chars // 2)
     stderr = "" if _is_traceback(result) else result.stderr
     parts += _stream("stderr", stderr, len(result.stderr_bytes), result.stderr_total_bytes, max_chars // 2)
     if result.error is not None:
-        parts.append(fence("error", visible(clip(_error_text(result.error), max_chars // 2))))
+        parts.append(fence("error", escape_terminal(clip(_error_text(result.error), max_chars // 2))))
     if len(parts) == 1 and result.ok:
         parts.append("It printed nothing and its last line has no value. Use print() to see values.")
     return "\n".join(parts)
@@ -94,7 +78,7 @@ def _stream(label: str, text: str, kept: int, total: int, max_chars: int) -> lis
     if not text:
         return []
     size = f"{total} bytes" if kept >= total else f"the first {kept} of {total} bytes"
-    return [fence(f"{label}, {size}", visible(clip(text, max_chars)))]
+    return [fence(f"{label}, {size}", escape_terminal(clip(text, max_chars)))]
 
 
 def _items(items: Iterable[RichItem], max_chars: int) -> list[str]:
@@ -103,10 +87,10 @@ def _items(items: Iterable[RichItem], max_chars: int) -> list[str]:
 
 
 def _item(item: RichItem, max_chars: int) -> str:
-    lines = [visible(clip(item.text, max_chars))] if item.text is not None else []
+    lines = [escape_terminal(clip(item.text, max_chars))] if item.text is not None else []
     for kind, data in list(item.data.items())[:_MAX_ITEMS]:
         if kind != "text/plain":
-            lines.append(f"[{visible(clip(kind, 80))}, {len(data)} characters, not shown here]")
+            lines.append(f"[{escape_terminal(clip(kind, 80))}, {len(data)} characters, not shown here]")
     return "\n".join(lines)
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from kooi.agent.text import clip, describe, visible
+from kooi.agent.text import clip, describe
 from kooi.contract.errors import InvalidRequest
 from kooi.contract.result import Result
+from kooi.contract.strictjson import strict_loads
+from kooi.contract.text import escape_terminal
 
 MAX_CODE_BYTES = 1024 * 1024
 MAX_CHARS = 16_000
@@ -111,12 +112,16 @@ class Tool:
     def code_of(self, arguments: object) -> str | ToolOutcome:
         """Return the code in `arguments`, or the outcome that says what is wrong with them."""
         if isinstance(arguments, str):
-            arguments = _parse(arguments, self.max_code_bytes)
+            try:
+                # A JSON escape makes at most six bytes of one.
+                arguments = strict_loads(arguments.encode("utf-8", "replace"), max_bytes=6 * self.max_code_bytes + 1024)
+            except InvalidRequest as error:
+                return refused(error.message)
         if not isinstance(arguments, Mapping):
             return refused('the arguments must be a JSON object like {"code": "print(1)"}')
         extra = [key for key in arguments if key != "code"]
         if extra:
-            names = ", ".join(clip(visible(str(key)), 40) for key in extra[:5])
+            names = ", ".join(clip(escape_terminal(str(key)), 40) for key in extra[:5])
             return refused(f"unknown argument: {names}; the only argument is `code`")
         return self._check(arguments.get("code"))
 
@@ -167,13 +172,3 @@ def run_python_tool(
 def refused(why: str) -> ToolOutcome:
     """Return the outcome of a call that did not run, with the reason."""
     return ToolOutcome(f"tool error: {why}. Nothing was run.", is_error=True)
-
-
-def _parse(text: str, max_code_bytes: int) -> object:
-    """Return the JSON value of `text`, or None when it is none. JSON escapes make at most six bytes of one."""
-    if len(text) > 6 * max_code_bytes + 1024:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
