@@ -1,0 +1,62 @@
+"""The one place where proofs touch the sandbox: open one of a level, and ask which levels there are.
+
+The proofs need little of a sandbox (`BoxLike`), so a test can put a broken one in its place and see that no proof
+takes it for a safe one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from kooi.contract.backend import Availability
+from kooi.contract.limits import Limits
+from kooi.contract.result import Result
+
+
+class FilesLike(Protocol):
+    """The part of the files API that proofs use."""
+
+    async def read(self, path: str) -> bytes:
+        """Return the content."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> object:
+        """Write the content."""
+        ...
+
+
+class BoxLike(Protocol):
+    """The part of a sandbox that proofs use."""
+
+    @property
+    def files(self) -> FilesLike:
+        """The files API."""
+        ...
+
+    async def run(self, code: str) -> Result:
+        """Run code in the default context."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
+Opener = Callable[[str, Limits], Awaitable[BoxLike]]
+
+
+async def open_box(level: str, limits: Limits) -> BoxLike:
+    """Open one sandbox of `level` with nothing preloaded."""
+    from kooi.sandbox import AsyncSandbox
+
+    box = AsyncSandbox(level=level, limits=limits, preload=())
+    await box.open()
+    return box
+
+
+async def probe_all() -> Mapping[str, Availability]:
+    """Return every level that is built in or installed, and whether it runs here."""
+    from kooi.engine import registry
+
+    return await registry.probe_all()
