@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kooi.contract.result import Enforcement, ErrorInfo, Result, RichItem, Status, Usage
+from kooi.contract.result import DecidedBy, Enforcement, ErrorInfo, Result, RichItem, Status, Usage
 
 
 def a_result(
@@ -21,6 +21,7 @@ def a_result(
     results: tuple[RichItem, ...] = (),
     error: ErrorInfo | None = None,
     events: tuple[str, ...] = (),
+    decided_by: DecidedBy = "code",
 ) -> Result:
     return Result(
         status=status,
@@ -38,7 +39,7 @@ def a_result(
         strength="none",
         policy_digest="0" * 64,
         enforcement=Enforcement(level="fake", strength="none", clauses=()),
-        decided_by="host",
+        decided_by=decided_by,
     )
 
 

@@ -32,6 +32,9 @@ class Lines:
             raise said
         return said
 
+    async def close(self) -> None:
+        pass
+
 
 def a_call(code: str, name: str = "run_python") -> ToolCall:
     return ToolCall("c1", name, {"code": code})

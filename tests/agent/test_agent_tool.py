@@ -140,6 +140,21 @@ def test_exit_code_signal_events_values_and_errors_are_told() -> None:
     assert text.count("ZeroDivisionError: division by zero") == 1
 
 
+@pytest.mark.parametrize(
+    ("result", "gone"),
+    [
+        (a_result(), None),
+        (a_result("error"), None),
+        (a_result(decided_by="agent"), "interpreter ended"),
+        (a_result("timeout", decided_by="host"), "interpreter ended"),
+        (a_result("lost", decided_by="host"), "sandbox is gone"),
+    ],
+)
+def test_the_model_is_told_when_its_variables_are_gone(result: Result, gone: str | None) -> None:
+    text = run_python_tool(FakeSandbox(lambda _: result)).handler({"code": "1"}).text
+    assert gone in text if gone else " gone" not in text
+
+
 def test_a_silent_run_says_so() -> None:
     text = run_python_tool(FakeSandbox(lambda _: a_result())).handler({"code": "x = 1"}).text
     assert "print()" in text

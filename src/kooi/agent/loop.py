@@ -127,6 +127,10 @@ class Model(Protocol):
         """Return the next reply; raise `ModelError` when there is none."""
         ...
 
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
 
 Watcher = Callable[[Reply | ToolOutcome], None]
 

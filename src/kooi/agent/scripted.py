@@ -73,6 +73,9 @@ class ScriptedModel:
             return _retry(steps, [(text, programs.fill(programs.CHECK, plan))])
         return _say(report(plan, computed, checked))
 
+    async def close(self) -> None:
+        """Do nothing: it holds nothing."""
+
 
 def plan_for(question: str, look: Mapping[str, Any]) -> Plan | None:
     """Choose what to compute from the words of the question and the columns that were seen."""

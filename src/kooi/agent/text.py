@@ -28,6 +28,9 @@ STATUS_WORDS = {
     "lost": "the sandbox ended under the run",
     "sandbox_error": "the sandbox failed; this is not the fault of the code",
 }
+# How a run ends that took its interpreter with it; `decided_by` "agent" says the same of an exit.
+_INTERPRETER_GONE = frozenset(("timeout", "cpu_limit", "oom", "output_limit", "signal", "killed"))
+_SANDBOX_GONE = frozenset(("lost", "sandbox_error"))
 _MAX_ITEMS = 20
 _MAX_EVENTS = 20
 _SMALL = 500
@@ -52,7 +55,7 @@ def fence(label: str, body: str) -> str:
 
 def describe(result: Result, max_chars: int) -> str:
     """Return what the model is told about `result`."""
-    parts = [_verdict(result)]
+    parts = [_verdict(result), *_lost(result)]
     parts += [f"note: {escape_terminal(clip(event, _SMALL))}" for event in result.events[:_MAX_EVENTS]]
     parts += _stream("stdout", result.stdout, len(result.stdout_bytes), result.stdout_total_bytes, max_chars)
     parts += _items(result.results, max_chars // 2)
@@ -60,7 +63,7 @@ def describe(result: Result, max_chars: int) -> str:
     parts += _stream("stderr", stderr, len(result.stderr_bytes), result.stderr_total_bytes, max_chars // 2)
     if result.error is not None:
         parts.append(fence("error", escape_terminal(clip(_error_text(result.error), max_chars // 2))))
-    if len(parts) == 1 and result.ok:
+    if result.ok and not (result.stdout_bytes or result.stderr_bytes or result.results):
         parts.append("It printed nothing and its last line has no value. Use print() to see values.")
     return "\n".join(parts)
 
@@ -72,6 +75,14 @@ def _verdict(result: Result) -> str:
     if result.signal is not None:
         words += f", signal {result.signal}"
     return words
+
+
+def _lost(result: Result) -> list[str]:
+    if result.status in _SANDBOX_GONE:
+        return ["The sandbox is gone, with all its files and variables."]
+    if result.status in _INTERPRETER_GONE or result.decided_by == "agent":
+        return ["The interpreter ended: variables and imports are gone, files are still there."]
+    return []
 
 
 def _stream(label: str, text: str, kept: int, total: int, max_chars: int) -> list[str]:
