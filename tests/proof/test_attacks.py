@@ -9,8 +9,8 @@ import pytest
 
 from kooi.contract.backend import Availability
 from kooi.contract.errors import InvalidRequest
-from kooi.contract.limits import Limits
 from kooi.contract.result import Grade
+from kooi.contract.spec import Spec
 from kooi.proof.access import BoxLike, Opener
 from kooi.proof.attacks import residue, runner, suites
 from kooi.proof.attacks.model import Evidence, Expectation, judge
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host side o
 
 
 def opener(kind: type[PlainBox], grade: Grade = "kernel", limited: bool = False, **grades: Grade) -> Opener:
-    async def open_it(level: str, limits: Limits) -> BoxLike:
-        return kind(level, limits, enforcement(level, grade, **grades), limited)
+    async def open_it(spec: Spec) -> BoxLike:
+        return kind(spec.level, spec.limits, enforcement(spec.level, grade, **grades), limited)
 
     return open_it
 
@@ -100,8 +100,11 @@ def test_a_sandbox_that_leaves_processes_is_found_out(monkeypatch: pytest.Monkey
     class Leaky(PlainBox):
         async def run(self, code: str):  # type: ignore[no-untyped-def]
             if "while True" in code:
-                code = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)'], " \
-                       "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n" + code  # fmt: skip
+                code = (
+                    "import subprocess, sys; quiet = subprocess.DEVNULL\n"
+                    "nap = [sys.executable, '-c', 'import time; time.sleep(3)']\n"
+                    f"subprocess.Popen(nap, stdout=quiet, stderr=quiet)\n{code}"
+                )
             return await super().run(code)
 
     monkeypatch.setattr(residue, "SETTLE_SECONDS", 0.3)

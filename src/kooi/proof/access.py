@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from kooi.contract.backend import Availability
-from kooi.contract.limits import Limits
 from kooi.contract.result import Result
+from kooi.contract.spec import Spec
 
 
 class FilesLike(Protocol):
@@ -43,16 +43,14 @@ class BoxLike(Protocol):
         ...
 
 
-Opener = Callable[[str, Limits], Awaitable[BoxLike]]
+Opener = Callable[[Spec], Awaitable[BoxLike]]
 
 
-async def open_box(level: str, limits: Limits) -> BoxLike:
-    """Open one sandbox of `level` with nothing preloaded."""
+async def open_box(spec: Spec) -> BoxLike:
+    """Open one sandbox."""
     from kooi.sandbox import AsyncSandbox
 
-    box = AsyncSandbox(level=level, limits=limits, preload=())
-    await box.open()
-    return box
+    return await AsyncSandbox(spec=spec).open()
 
 
 async def probe_all() -> Mapping[str, Availability]:

@@ -66,9 +66,7 @@ def _row(report: SuiteReport, name: str, title: str) -> str:
 def _cell(finding: Finding) -> str:
     surprise = "" if finding.as_expected else " surprise"
     left = f"<small>left behind: {_text(', '.join(finding.residue))}</small>" if finding.residue else ""
-    return (
-        f'<td class="{finding.outcome}{surprise}">{finding.outcome}<small>{_text(finding.reason)}</small>{left}</td>'
-    )
+    return f'<td class="{finding.outcome}{surprise}">{finding.outcome}<small>{_text(finding.reason)}</small>{left}</td>'
 
 
 def _text(text: str) -> str:

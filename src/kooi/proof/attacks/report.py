@@ -18,7 +18,7 @@ def to_json(report: SuiteReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "counts": {level: counts(report, level) for level in report.levels},
         "controls": dict(report.controls),
-        "absent": [asdict(level) for level in report.absent],
+        "absent": [asdict(absent) for absent in report.absent],
         "findings": [_finding(f) for f in report.findings],
     }
 
@@ -41,9 +41,9 @@ def remarks(report: SuiteReport) -> list[tuple[str, str]]:
     for finding in report.findings:
         if not finding.as_expected or finding.outcome in ("escaped", "vacuous"):
             lines.append((_remark(finding), "dim" if finding.as_expected else "bad"))
-    for level in report.absent:
-        fix = f"; {level.fix}" if level.fix else ""
-        lines.append((f"{level.level}: not run here: {level.reason}{fix}", "dim"))
+    for absent in report.absent:
+        fix = f"; {absent.fix}" if absent.fix else ""
+        lines.append((f"{absent.level}: not run here: {absent.reason}{fix}", "dim"))
     left = [f for f in report.findings if f.residue]
     lines.append(("something was left behind" if left else "nothing was left behind", "bad" if left else "good"))
     return lines

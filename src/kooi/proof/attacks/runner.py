@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from kooi.contract.backend import Availability
 from kooi.contract.errors import KooiError
-from kooi.contract.limits import Limits
 from kooi.contract.result import Result
+from kooi.contract.spec import Spec
 from kooi.proof.access import BoxLike, Opener, open_box, probe_all
 from kooi.proof.attacks import residue, suites
 from kooi.proof.attacks.bare import harm_without_sandbox
@@ -117,7 +117,7 @@ async def _levels(asked: Sequence[str]) -> tuple[list[str], tuple[Absent, ...]]:
 
 async def _warm(level: str, opener: Opener) -> None:
     """Open and close one sandbox, so that the helpers which stay are there before the first picture."""
-    box = await opener(level, Limits())
+    box = await opener(Spec(level=level, preload=()))
     try:
         await box.run("print(1)")
     finally:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from kooi.contract.limits import Limits
 from kooi.contract.result import Result
+from kooi.contract.spec import Spec
 from kooi.proof.access import BoxLike, Opener, open_box
 from kooi.proof.attacks.canaries import Canaries
 from kooi.proof.attacks.model import Evidence, Program, World
@@ -48,7 +49,7 @@ class SandboxWorld:
 
     async def open(self) -> None:
         """Open the sandbox."""
-        self._boxes.append(await self._opener(self.level, self.limits))
+        self._boxes.append(await self._opener(Spec(level=self.level, preload=(), limits=self.limits)))
 
     @property
     def box(self) -> BoxLike:
