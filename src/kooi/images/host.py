@@ -1,0 +1,107 @@
+"""The running interpreter as an image: a read-only, allow-listed view of what it needs, at neutral paths.
+
+`image=None` means this view. It holds the system's programs and libraries (/usr), the interpreter's base
+prefix, the site-packages of its environment and a handful of public files from /etc. It never holds a home,
+a secret, a socket or anything else of the host. `.pth` files are not run: what they add is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+
+PYTHON_ROOT = "/opt/python"
+SITE_ROOT = "/opt/site-packages"
+GUEST_ROOT = "/opt/kooi"
+HOME = "/home/user"
+
+# Public files of /etc that ordinary programs read. Everything else of /etc stays outside.
+_ETC_BINDS = ("/etc/ssl/certs", "/etc/alternatives", "/etc/fonts")
+_ETC_COPIES = (
+    "/etc/ld.so.cache", "/etc/mime.types", "/etc/protocols", "/etc/services", "/etc/localtime", "/etc/timezone",
+    "/etc/ssl/openssl.cnf", "/etc/debian_version", "/etc/os-release",
+)  # fmt: skip
+_PASSWD = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+_GROUP = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"
+_ETC_TEXTS = {
+    "/etc/passwd": _PASSWD,
+    "/etc/group": _GROUP,
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "/etc/resolv.conf": "",
+    "/etc/hostname": "kooi\n",
+}
+_MERGED = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
+
+# Imported by every zygote, so that ordinary code finds its imports paid.
+WARM_STDLIB = (
+    "abc", "base64", "bisect", "collections.abc", "contextlib", "copy", "csv", "dataclasses", "datetime", "enum",
+    "functools", "hashlib", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "os.path", "pathlib",
+    "random", "re", "selectors", "shutil", "signal", "socket", "statistics", "string", "struct", "subprocess", "tempfile",
+    "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class View:
+    """A read-only root: host paths bound at inside paths, small files, links, and how to start its interpreter."""
+
+    binds: tuple[tuple[str, str], ...]
+    texts: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, str], ...]
+    python: str
+    sys_path: tuple[str, ...]
+    warm: tuple[str, ...]
+
+
+def host_view(preload: tuple[str, ...] | None = None) -> View:
+    """Return the view of the running interpreter; `preload` adds modules to its warm set."""
+    base = os.path.realpath(sys.base_prefix)
+    inside = base if base == "/usr" else PYTHON_ROOT
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    binds = [("/usr", "/usr")]
+    if base != "/usr":
+        binds.append((base, PYTHON_ROOT))
+    links = []
+    for path in _MERGED:
+        if os.path.islink(path):
+            links.append((path, os.readlink(path)))
+        elif os.path.isdir(path):
+            binds.append((path, path))
+    binds += [(path, path) for path in _ETC_BINDS if os.path.isdir(path)]
+    site_binds, site_path = _site_packages(base, inside)
+    texts = dict(_ETC_TEXTS)
+    return View(
+        binds=tuple(binds + site_binds + [(p, p) for p in _ETC_COPIES if os.path.isfile(p)]),
+        texts=tuple(texts.items()),
+        links=tuple(links),
+        python=f"{inside}/bin/python{version}",
+        sys_path=(*_stdlib_path(inside, version), *site_path),
+        warm=WARM_STDLIB + tuple(preload or ()),
+    )
+
+
+def _stdlib_path(prefix: str, version: str) -> list[str]:
+    lib = f"{prefix}/lib/python{version}"
+    return [f"{prefix}/lib/python{version.replace('.', '')}.zip", lib, f"{lib}/lib-dynload"]
+
+
+def _site_packages(base: str, inside: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return binds and sys.path entries for the environment's own site-packages."""
+    binds: list[tuple[str, str]] = []
+    path: list[str] = []
+    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if sys.prefix == sys.base_prefix:
+        found.append(f"{base}/lib/python3/dist-packages")
+    for number, host in enumerate(dict.fromkeys(os.path.realpath(p) for p in found)):
+        if not os.path.isdir(host):
+            continue
+        if host.startswith(base + "/"):
+            path.append(inside + host[len(base) :])
+        else:
+            target = SITE_ROOT if number == 0 else f"{SITE_ROOT}{number}"
+            binds.append((host, target))
+            path.append(target)
+    return binds, path

@@ -1,0 +1,53 @@
+"""A box's control group where memory and pids are v1 controllers: plain v1 and hybrid hosts.
+
+CPU time comes from the unified directory (`cpu.stat`) where there is one, else from cpuacct.
+"""
+
+from __future__ import annotations
+
+from kooi.linux.cgroup_files import Counters, check_limit, field, number
+from kooi.linux.cgroup_group import Group
+
+MEMORY = "memory.limit_in_bytes"
+SWAP = "memory.memsw.limit_in_bytes"
+SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+
+
+class GroupV1(Group):
+    """A group with one directory per v1 controller and, on a hybrid host, one in the unified tree."""
+
+    _memory: int | None = None
+
+    def set_limits(self, memory_bytes: int | None, processes: int | None) -> None:
+        memory, tasks = check_limit("memory_bytes", memory_bytes), check_limit("processes", processes)
+        files = [MEMORY, SWAP] if SWAP in self._features else [MEMORY]
+        # memory + swap may never be below memory alone, so the one that leaves room moves first.
+        if memory is None or (self._memory is not None and memory > self._memory):
+            files.reverse()
+        for file in files:
+            self._write("memory", file, memory, b"-1")
+        self._memory = memory
+        self._write("pids", "pids.max", tasks, b"max")
+
+    def usage(self) -> Counters:
+        if "cpuacct" in self._parents:
+            cpu_ns = number(self._read("cpuacct", "cpuacct.usage"), "cpuacct.usage")
+        else:
+            cpu_ns = field(self._read("unified", "cpu.stat"), "usage_usec", "cpu.stat") * 1000
+        return Counters(
+            cpu_ns,
+            number(self._read("memory", "memory.max_usage_in_bytes"), "memory.max_usage_in_bytes"),
+            number(self._read("memory", "memory.usage_in_bytes"), "memory.usage_in_bytes"),
+            number(self._read("pids", "pids.current"), "pids.current"),
+            number(self._read("pids", "pids.peak"), "pids.peak") if "pids.peak" in self._features else None,
+        )
+
+    def oom_kills(self) -> int:
+        return field(self._read("memory", "memory.oom_control"), "oom_kill", "memory.oom_control")
+
+    def pids_hits(self) -> int:
+        return field(self._read("pids", "pids.events"), "max", "pids.events")
+
+    def reset_peaks(self) -> bool:
+        self._write("memory", "memory.max_usage_in_bytes", 0, b"0")
+        return True

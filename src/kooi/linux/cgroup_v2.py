@@ -1,0 +1,187 @@
+"""cgroup v2: one directory holds everything. Where a tree may hang, how it gets its controllers, and a box's group.
+
+A group with processes of its own cannot give memory and pids to its children (only the real root can). `prepare` does
+what follows from that: it enables the controllers above the tree, and where this process itself stands in the way it
+moves it one level down, to `NAME-self`; `restore` undoes that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+
+from kooi.contract.errors import KooiError
+from kooi.linux.cgroup_files import Counters, check_limit, field, number, read_all, read_pids, write
+from kooi.linux.cgroup_group import MODE, Group
+from kooi.linux.cgroup_layout import NEEDED, SLICE, Hierarchy, Layout, hierarchies, try_group
+
+
+class GroupV2(Group):
+    """A group in the v2 tree, with the memory and pids controllers enabled for it by its tree."""
+
+    def set_limits(self, memory_bytes: int | None, processes: int | None) -> None:
+        memory, tasks = check_limit("memory_bytes", memory_bytes), check_limit("processes", processes)
+        if "memory.swap.max" in self._features:
+            self._write("unified", "memory.swap.max", None if memory is None else 0, b"max")
+        self._write("unified", "memory.max", memory, b"max")
+        self._write("unified", "pids.max", tasks, b"max")
+
+    def usage(self) -> Counters:
+        return Counters(
+            field(self._read("unified", "cpu.stat"), "usage_usec", "cpu.stat") * 1000,
+            self._memory_peak(),
+            number(self._read("unified", "memory.current"), "memory.current"),
+            number(self._read("unified", "pids.current"), "pids.current"),
+            number(self._read("unified", "pids.peak"), "pids.peak") if "pids.peak" in self._features else None,
+        )
+
+    def oom_kills(self) -> int:
+        return field(self._read("unified", "memory.events"), "oom_kill", "memory.events")
+
+    def pids_hits(self) -> int:
+        return field(self._read("unified", "pids.events"), "max", "pids.events")
+
+    def reset_peaks(self) -> bool:
+        if "memory.peak" not in self._features:
+            return False
+        # A reset holds for later readings through the same descriptor only, so that one is kept. Before Linux 6.12
+        # the file is read-only, also for root.
+        old = self._fds.pop("memory.peak", None)
+        if old is not None:
+            os.close(old)
+        try:
+            os.write(self._fd("unified", "memory.peak", os.O_RDWR), b"reset")
+        except OSError:
+            return False
+        return True
+
+    def _memory_peak(self) -> int | None:
+        if "memory.peak" not in self._features:
+            return None
+        return number(self._read("unified", "memory.peak"), "memory.peak")
+
+
+def v2_layout(found: tuple[Hierarchy, ...], *, delegate: bool = False, user_bus: str | None = None) -> Layout:
+    """Return the layout of a host without v1 memory and pids; see `layout`."""
+    one = next((one for one in found if one.version == 2), None)
+    if one is None:
+        fix = "mount it: mount -t cgroup2 none /sys/fs/cgroup; in a container: --cgroupns=private and a writable mount"
+        return Layout("none", found, {}, False, "no control group file system with memory and pids is mounted", fix)
+    tried = [_candidate(one.own, found)]
+    if os.geteuid() == 0:
+        tried.insert(0, _candidate(one.mount, found, top=True))
+    for candidate in tried:
+        if candidate.available:
+            return candidate
+    bus = user_bus or f"/run/user/{os.geteuid()}/bus"
+    delegable = os.geteuid() != 0 and shutil.which("busctl") is not None and os.path.exists(bus)
+    if not (delegable and delegate):
+        return tried[-1]._replace(delegable=delegable)
+    failure = _move_to_scope(bus)
+    if failure is not None:
+        return tried[-1]._replace(reason=f"{tried[-1].reason}; the user's service manager did not help: {failure}")
+    return v2_layout(hierarchies())
+
+
+def _candidate(path: str, found: tuple[Hierarchy, ...], top: bool = False) -> Layout:
+    """Return the layout with trees in the group `path` (`top`: below `kooi.slice` in it)."""
+    parents = {"unified": f"{path}/{SLICE}" if top else path}
+    reason, move_self = _obstacle(path)
+    if reason is None:
+        reason, _ = try_group(path)
+    return Layout("v2", found, parents, reason is None, reason, None if reason is None else _fix(path), move_self)
+
+
+def _obstacle(path: str) -> tuple[str | None, bool]:
+    """Return why children of the group `path` cannot have controllers, or `None` and whether we must step down."""
+    missing = sorted(set(NEEDED) - set(_words(path, "cgroup.controllers")))
+    if missing:
+        return f"the controllers {', '.join(missing)} are not available in {path}", False
+    if set(NEEDED) <= set(_words(path, "cgroup.subtree_control")):
+        return None, False
+    for file in ("cgroup.subtree_control", "cgroup.procs"):
+        if not os.access(f"{path}/{file}", os.W_OK):
+            return f"{path}/{file} is not writable", False
+    if not os.path.exists(f"{path}/cgroup.type"):
+        return None, False  # only the real root has none
+    inside = set(read_pids(f"{path}"))
+    others = len(inside - {os.getpid()})
+    if others:
+        return f"{others} other processes are in {path}, so its children cannot have controllers", False
+    return None, bool(inside)
+
+
+def _fix(path: str) -> str:
+    if os.geteuid() != 0:
+        return (
+            "start it in a scope of its own: systemd-run --user --scope -p Delegate=yes COMMAND; if that gives no "
+            "memory controller: systemctl edit user@.service, [Service] Delegate=cpu memory pids"
+        )
+    return (
+        f"move the processes of {path} into a child group (mkdir {path}/init; every pid of {path}/cgroup.procs "
+        f"into {path}/init/cgroup.procs), or mount the cgroup file system writable"
+    )
+
+
+def _words(path: str, file: str) -> list[str]:
+    return read_all(f"{path}/{file}").decode("ascii").split()
+
+
+def enable(path: str) -> None:
+    """Give the children of the group `path` the controllers that are needed, if they lack one."""
+    if not set(NEEDED) <= set(_words(path, "cgroup.subtree_control")):
+        write(f"{path}/cgroup.subtree_control", b" ".join(b"+" + key.encode() for key in NEEDED))
+
+
+def prepare(where: Layout, name: str) -> None:
+    """Make the way for the tree `name`: enable controllers above it, step down where needed."""
+    parent = where.parents["unified"]
+    if where.move_self:
+        leaf = f"{parent}/{name}-self"
+        os.mkdir(leaf, MODE)
+        write(f"{leaf}/cgroup.procs", b"0")
+    if os.path.basename(parent) == SLICE:
+        enable(os.path.dirname(parent))
+        os.makedirs(parent, MODE, exist_ok=True)
+    enable(parent)
+
+
+def restore(where: Layout, name: str) -> None:
+    """Undo `prepare` as far as nobody else needs it: step up again, remove an empty `kooi.slice`."""
+    parent = where.parents.get("unified")
+    if where.kind != "v2" or parent is None:
+        return
+    leaf = f"{parent}/{name}-self"
+    try:
+        if os.path.basename(parent) == SLICE:
+            os.rmdir(parent)
+        elif where.move_self and os.path.isdir(leaf):
+            write(f"{parent}/cgroup.subtree_control", b" ".join(b"-" + key.encode() for key in NEEDED))
+            write(f"{parent}/cgroup.procs", b"0")
+            os.rmdir(leaf)
+    except (OSError, KooiError):
+        pass  # another spawner lives there; the last one out removes it
+
+
+def _move_to_scope(bus: str) -> str | None:
+    """Have the user's service manager move this process into a new delegated scope; return why it did not."""
+    pid = os.getpid()
+    unit = f"kooi-{pid}-{os.urandom(4).hex()}.scope"
+    command = ["busctl", f"--address=unix:path={bus}", "--timeout=5", "call", "org.freedesktop.systemd1",
+               "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", "StartTransientUnit",
+               "ssa(sv)a(sa(sv))", unit, "fail", "4", "PIDs", "au", "1", str(pid), "Delegate", "b", "true",
+               "Description", "s", "kooi spawner", "CollectMode", "s", "inactive-or-failed", "0"]  # fmt: skip
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode != 0:
+        return done.stderr.decode("utf-8", "replace").strip() or f"busctl ended with {done.returncode}"
+    end = time.monotonic() + 5.0
+    while time.monotonic() < end:
+        if read_all("/proc/self/cgroup").endswith(b"/" + unit.encode() + b"\n"):
+            return None
+        time.sleep(0.005)
+    return f"{unit} was made but this process was not moved into it"

@@ -1,0 +1,75 @@
+"""What one process can set about itself, and how another is held and ended (prctl(2), pidfd_open(2), close_range(2))."""
+
+from __future__ import annotations
+
+import os
+from typing import Iterable
+
+from kooi.linux.libc import nr, syscall
+
+_PDEATHSIG, _DUMPABLE, _NAME, _NO_NEW_PRIVS, _CHILD_SUBREAPER = 1, 4, 15, 38, 36
+
+
+def die_with_parent(number: int = 9) -> None:
+    """Ask for signal `number` when the parent thread ends. A change of ids clears it: set it last."""
+    syscall(nr("prctl"), _PDEATHSIG, number, 0, 0, 0)
+
+
+def set_dumpable(on: bool) -> None:
+    """Allow or refuse core dumps and inspection by processes with the same ids."""
+    syscall(nr("prctl"), _DUMPABLE, 1 if on else 0, 0, 0, 0)
+
+
+def no_new_privileges() -> None:
+    """Give up set-uid, file capabilities and every other gain by execve, for good."""
+    syscall(nr("prctl"), _NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent ends."""
+    syscall(nr("prctl"), _CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_name(name: str) -> None:
+    """Set the name shown in process lists (15 bytes)."""
+    syscall(nr("prctl"), _NAME, name.encode()[:15] + b"\0", 0, 0, 0)
+
+
+def open_pidfd(pid: int) -> int:
+    """Return a descriptor that means exactly this process for as long as it is open."""
+    return syscall(nr("pidfd_open"), pid, 0)
+
+
+def signal_pidfd(pidfd: int, number: int) -> bool:
+    """Send a signal by pidfd; False when the process is gone already."""
+    try:
+        syscall(nr("pidfd_send_signal"), pidfd, number, None, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pid_of(pidfd: int) -> int:
+    """Return the process id behind a pidfd as this process sees it; 0 or -1 when it is gone or not visible."""
+    with open("/proc/self/fdinfo/%d" % pidfd, "rb") as info:
+        for line in info:
+            if line.startswith(b"Pid:"):
+                return int(line[4:])
+    return -1
+
+
+def close_all_but(keep: Iterable[int]) -> None:
+    """Close every descriptor that is not in `keep`."""
+    low = 0
+    for fd in sorted(set(keep)):
+        if fd > low:
+            _close_range(low, fd - 1)
+        low = fd + 1
+    _close_range(low, 0xFFFFFFFF)
+
+
+def _close_range(first: int, last: int) -> None:
+    try:
+        syscall(nr("close_range"), first, last, 0)
+    except OSError:
+        os.closerange(first, min(last, 1 << 20) + 1)

@@ -1,0 +1,134 @@
+"""From blank to box: the steps of a plan, one verb each, run inside the blank in the order the plan gives.
+
+The verbs hold in security order: first the file view, then limits, then capabilities, then no_new_privs, Landlock
+and the system call filter. After `capabilities` no mount is possible any more; after `seccomp` nothing here is.
+Runs inside the box: standard library only, Python >= 3.8.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from kooi.linux import caps, landlock, mounts, network, process, rlimits, seccomp
+
+_STAGE = "/run/stage"
+_EMPTY = "/run/empty"
+_FLAGS = mounts.NOSUID | mounts.NODEV
+
+
+class StepFailed(Exception):
+    """A step of the plan failed; carries its name for the report."""
+
+    def __init__(self, step: str, error: BaseException) -> None:
+        super().__init__("%s: %s: %s" % (step, type(error).__name__, error))
+
+
+class Confinement:
+    """The verbs, and what one of them leaves for a later one."""
+
+    def __init__(self) -> None:
+        self._ruleset: Optional[landlock.Ruleset] = None
+        self._verbs: Dict[str, Callable[..., None]] = {
+            "workspace": workspace,
+            "quota": quota,
+            "proc": proc,
+            "terminals": terminals,
+            "loopback": network.loopback_up,
+            "bounding_set": caps.drop_bounding,
+            "private_home": private_home,
+            "rlimits": set_rlimits,
+            "capabilities": capabilities,
+            "no_new_privileges": process.no_new_privileges,
+            "landlock_rules": self._landlock_rules,
+            "landlock": self._landlock,
+            "seccomp": system_calls,
+        }
+
+    def carry_out(self, steps: Sequence[Sequence[Any]]) -> None:
+        """Run every step; raise `StepFailed` at the first that fails, and run none after it."""
+        for name, arguments in steps:
+            try:
+                self._verbs[name](**arguments)
+            except BaseException as error:
+                raise StepFailed(name, error) from error
+
+    def _landlock_rules(self, clauses: Sequence[str], allow: Sequence[Sequence[Any]]) -> None:
+        """Collect what is allowed while opening paths is still cheap; nothing is restricted yet."""
+        self._ruleset = landlock.Ruleset(clauses)
+        for path, access in allow:
+            self._ruleset.allow(path, *access)
+
+    def _landlock(self) -> None:
+        """Restrict this process and all that come from it to the rules collected before."""
+        if self._ruleset is None:
+            raise RuntimeError("no rules were collected")
+        self._ruleset.restrict_self()
+        self._ruleset.close()
+
+
+def workspace(owner: int) -> None:
+    """Mount one tmpfs and show it as home, /tmp and /dev/shm, so that one quota holds for all three.
+
+    It stays mounted where it was staged, behind a mode that only the agent passes: taking it away would wait for the
+    kernel (umount(2) waits for a grace period).
+    """
+    mounts.mount("kooi", _STAGE, "tmpfs", _FLAGS, "mode=0700,size=4k,nr_inodes=8")
+    for name, mode, target in (("home", 0o700, "/home/user"), ("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm")):
+        path = _STAGE + "/" + name
+        os.mkdir(path)
+        os.chmod(path, mode)
+        if name == "home":
+            os.chown(path, owner, owner)
+        mounts.mount(path, target, None, mounts.BIND)
+
+
+def quota(size_bytes: Optional[int], files: Optional[int]) -> None:
+    """Give the workspace its size and its number of files; None means no limit but the memory's."""
+    # The kernel counts the root and our three directories too; 0 means no limit to it.
+    inodes = 0 if files is None else files + 4
+    size = 0 if size_bytes is None else size_bytes
+    mounts.mount("kooi", _STAGE, None, mounts.REMOUNT | _FLAGS, "size=%d,nr_inodes=%d" % (size, inodes))
+
+
+def proc(hidden: Sequence[str], read_only: Sequence[str]) -> None:
+    """Mount a /proc of this box's own processes, mask what is the host's, and make kernel settings read-only."""
+    flags = _FLAGS | mounts.NOEXEC
+    # hidepid=4: the agent stays invisible to the code even if it runs with the same gid (2 does not give that).
+    mounts.mount("proc", "/proc", "proc", flags, "hidepid=4")
+    for name in hidden:
+        path = "/proc/" + name
+        if os.path.exists(path):
+            mounts.mount(_EMPTY if os.path.isdir(path) else "/dev/null", path, None, mounts.BIND)
+    for name in read_only:
+        mounts.mount("/proc/" + name, "/proc/" + name, None, mounts.BIND)
+        mounts.remount_read_only("/proc/" + name, flags)
+
+
+def terminals() -> None:
+    """Mount a private set of pseudo-terminals."""
+    mounts.mount("devpts", "/dev/pts", "devpts", mounts.NOSUID | mounts.NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+
+
+def private_home(path: str, size_bytes: Optional[int]) -> None:
+    """Mount a tmpfs over `path`, seen by this box alone."""
+    mounts.make_private()
+    mounts.mount("kooi", path, "tmpfs", _FLAGS, "mode=0700,size=%d" % (size_bytes or 0))
+
+
+def set_rlimits(**values: Optional[int]) -> None:
+    """Set per-process limits, hard and soft, ours and those that every box gets."""
+    rlimits.apply(rlimits.table({**rlimits.BASE, **values}))
+
+
+def capabilities(keep: Sequence[str]) -> None:
+    """Give up every capability of this user namespace but `keep`."""
+    kept = caps.mask(keep)
+    caps.set_caps(permitted=kept, effective=kept)
+
+
+def system_calls(restrictions: Sequence[str]) -> None:
+    """Install the system call filter, narrowed by `restrictions`."""
+    seccomp.install(seccomp.program(*restrictions))
+
+

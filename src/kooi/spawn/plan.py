@@ -1,0 +1,197 @@
+"""The plan: a spec and the host's facts, compiled into ordered steps. Pure: it touches nothing, and `explain` prints it.
+
+A plan has two halves. The *cell* half says how to build the cell and its zygote; it is the same for every sandbox with
+the same image, preload list and datasets, so cells are shared by its key. The *box* half is the list of steps that
+turn a blank into a box, in security order; each step is a verb of `spawn/confine.py` with its arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kooi.contract.backend import HostFacts
+from kooi.contract.spec import Spec
+from kooi.images.host import GUEST_ROOT, HOME, View
+
+CODE_ID = 1000
+# The agent, the file helper and the run's own supervision are not the code's: they come on top of its process limit.
+AGENT_PROCESSES = 2
+_AGENT_OPEN_FILES = 64
+
+_JAIL_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mount")
+_PLAIN_NAMESPACES = ("user", "pid", "net")
+
+# Unreachable for the code's ids already; masked as a second layer.
+_PROC_HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "modules", "interrupts", "timer_list", "sysrq-trigger", "acpi", "scsi")
+_LANDLOCK_CLAUSES = (("files", 1), ("rename", 2), ("truncate", 3), ("device_ioctl", 5), ("abstract_unix", 6), ("signal", 6))
+
+Step = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """How to build one cell, start its zygote and prepare its blanks.
+
+    `ids` is root (a leased range), subuid, single or none. `prepare` are the steps that no spec changes; a blank
+    takes them ahead of any request.
+    """
+
+    isolated: bool
+    ids: str
+    view: View
+    datasets: tuple[tuple[str, str], ...]
+    namespaces: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    restrictions: tuple[str, ...]
+    prepare: tuple[Step, ...]
+
+    @property
+    def key(self) -> str:
+        """Return the digest under which cells are shared."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class BoxPlan:
+    """How a blank becomes a box: ordered steps, what the guest is told, and what its control group gets."""
+
+    steps: tuple[Step, ...]
+    guest: Mapping[str, Any]
+    memory_bytes: int | None
+    processes: int | None
+    watch_memory: bool
+
+    def encode(self) -> bytes:
+        """Return what a blank is sent."""
+        return json.dumps({"steps": self.steps, "guest": self.guest}, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The two halves."""
+
+    cell: CellPlan
+    box: BoxPlan
+
+
+def id_mode(facts: HostFacts) -> str:
+    """Return how boxes get their ids on this host: root, subuid or single."""
+    if facts.euid == 0:
+        return "root"
+    return "subuid" if facts.newuidmap and facts.subuid_count >= 2 else "single"
+
+
+def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
+    """Compile a spec for the level `jail`."""
+    ids = id_mode(facts)
+    # Without a control group nothing outside can count a memfd.
+    restrictions = () if facts.cgroup_writable else ("memfd",)
+    cell = CellPlan(
+        isolated=True,
+        ids=ids,
+        view=view,
+        datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
+        namespaces=_JAIL_NAMESPACES,
+        env=(),
+        restrictions=restrictions,
+        prepare=_jail_prepare(facts, CODE_ID if ids != "single" else 0),
+    )
+    return Plan(cell, _jail_box(spec, facts, view, ids, restrictions))
+
+
+def _jail_prepare(facts: HostFacts, code_id: int) -> tuple[Step, ...]:
+    steps: list[Step] = [
+        ("workspace", {"owner": code_id}),
+        ("proc", {"hidden": _PROC_HIDDEN, "read_only": ("sys",)}),
+        ("terminals", {}),
+        ("loopback", {}),
+        ("bounding_set", {}),
+    ]
+    if facts.landlock_abi >= 1:
+        steps.append(("landlock_rules", _landlock(facts.landlock_abi)))
+    return tuple(steps)
+
+
+def _jail_box(spec: Spec, facts: HostFacts, view: View, ids: str, restrictions: tuple[str, ...]) -> BoxPlan:
+    limits = spec.limits
+    steps: list[Step] = [
+        ("quota", {"size_bytes": limits.disk_bytes, "files": limits.files}),
+        ("rlimits", _rlimits(spec, facts, own_namespace=True)),
+        ("capabilities", {"keep": ("setuid", "setgid", "kill") if ids != "single" else ("kill",)}),
+        ("no_new_privileges", {}),
+    ]
+    if facts.landlock_abi >= 1:
+        steps.append(("landlock", {}))
+    steps.append(("seccomp", {"restrictions": restrictions}))
+    return BoxPlan(
+        steps=tuple(steps),
+        guest=_guest(spec, view, home=HOME, code_id=CODE_ID if ids != "single" else None),
+        memory_bytes=limits.memory_bytes,
+        processes=None if limits.processes is None else limits.processes + AGENT_PROCESSES,
+        watch_memory=not facts.cgroup_writable and limits.memory_bytes is not None,
+    )
+
+
+def _landlock(abi: int) -> dict[str, Any]:
+    """Return the rules; every clause the kernel has but TCP, which the own network namespace holds better."""
+    clauses = [name for name, needed in _LANDLOCK_CLAUSES if abi >= needed]
+    workspace = ("read", "execute", "write")
+    allow = [("/", ("read", "execute")), ("/dev", ("read", "write", "device")), ("/proc", ("read", "write"))]
+    return {"clauses": clauses, "allow": allow + [(path, workspace) for path in (HOME, "/tmp", "/dev/shm")]}
+
+
+def plan_process(spec: Spec, facts: HostFacts, view: View) -> Plan:
+    """Compile a spec for the level `process`: no boundary, so no view, no ids of its own, no filter."""
+    cell = CellPlan(
+        isolated=False,
+        ids="none",
+        view=view,
+        datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
+        namespaces=_PLAIN_NAMESPACES if facts.user_namespaces else (),
+        env=(),
+        restrictions=(),
+        prepare=(),
+    )
+    limits = spec.limits
+    steps: list[Step] = [
+        ("private_directory", {}),
+        ("rlimits", _rlimits(spec, facts, own_namespace=facts.user_namespaces) | {"file_bytes": limits.disk_bytes}),
+        ("no_new_privileges", {}),
+    ]
+    box = BoxPlan(
+        steps=tuple(steps),
+        guest=_guest(spec, view, home=None, code_id=None),
+        memory_bytes=limits.memory_bytes,
+        processes=None if limits.processes is None else limits.processes + AGENT_PROCESSES,
+        watch_memory=not facts.cgroup_writable and limits.memory_bytes is not None,
+    )
+    return Plan(cell, box)
+
+
+def _rlimits(spec: Spec, facts: HostFacts, own_namespace: bool) -> dict[str, Any]:
+    limits = spec.limits
+    values: dict[str, Any] = {"open_files": limits.open_files}
+    if limits.processes is not None and own_namespace:
+        values["processes"] = limits.processes + AGENT_PROCESSES
+    if not facts.cgroup_writable or not own_namespace:
+        values["data_bytes"] = limits.memory_bytes
+    if limits.cpu_seconds is not None:
+        # Per process, and only a backstop: the host measures the whole box.
+        values["cpu_seconds"] = int(limits.cpu_seconds) + 1
+    return values
+
+
+def _guest(spec: Spec, view: View, home: str | None, code_id: int | None) -> dict[str, Any]:
+    return {
+        "home": home,
+        "code_uid": code_id,
+        "code_gid": code_id,
+        "fresh": spec.fresh,
+        "python": view.python,
+        "sys_path": view.sys_path,
+        "guest_root": GUEST_ROOT,
+    }

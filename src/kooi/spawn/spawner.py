@@ -1,0 +1,129 @@
+"""The spawner: one small process per host process that owns control groups, uid leases and cells.
+
+Theory of operation. The host library starts it with one packet socket and a pidfd of itself. It outlives a killed
+host just long enough to kill every cell and remove every group: it waits on the owner's pidfd and on the end of the
+socket, and does not rely on parent-death signals. It is single-threaded but for one helper thread that attaches
+blanks to control groups, because a first attach after a quiet moment waits 11-15 ms in the kernel.
+
+    host ──packets──▶ spawner ──packets──▶ zygote (one a cell) ──fork──▶ blank ──plan──▶ box
+      ▲                  └── control group, ids, pidfd of every box
+      └────────── stream of the box (a socket pair made by the host, its other end handed down) ──────────┘
+
+A blank is put into its group before it hears anything else. `open` hands a blank the plan and the stream, so no step
+on the way of a request waits for the kernel's slow paths. Everything heard from a zygote or blank is untrusted.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kooi.linux import process
+from kooi.spawn import messages
+from kooi.spawn.cells import Cell, Shop
+from kooi.spawn.groups import Groups
+
+Handler = Callable[[], None]
+
+
+class Spawner:
+    """The event loop and the host's side of it."""
+
+    def __init__(self, host: socket.socket, owner_pidfd: int) -> None:
+        host.setblocking(False)
+        self._host = host
+        self._outbox = messages.Outbox(host, self._want_write)
+        self._poll = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+        self._shop: Shop | None = None
+        self.watch(host.fileno(), self._from_host)
+        self.watch(owner_pidfd, self._owner_gone)
+
+    def watch(self, fd: int, handler: Handler) -> None:
+        """Call `handler` whenever `fd` is readable."""
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.EPOLLIN)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching `fd`; call before it is closed."""
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def tell_host(self, head: dict[str, Any]) -> None:
+        """Send the host an event; a host that is gone is noticed elsewhere."""
+        try:
+            self._outbox.send(head)
+        except OSError:
+            self._owner_gone()
+
+    def _want_write(self, wanted: bool) -> None:
+        self._poll.modify(self._host.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def run(self) -> None:
+        """Serve until the owner goes away; then kill and clean up everything."""
+        try:
+            while True:
+                timeout = self._shop.tick_seconds() if self._shop else None
+                for fd, events in self._poll.poll(timeout):
+                    if events & select.EPOLLOUT:
+                        self._outbox.flush()
+                    if not events & ~select.EPOLLOUT:
+                        continue
+                    handler = self._handlers.get(fd)
+                    if handler is not None:
+                        handler()
+                if self._shop:
+                    self._shop.tick()
+        except _OwnerGone:
+            pass
+        finally:
+            if self._shop:
+                self._shop.close()
+
+    def _owner_gone(self) -> None:
+        raise _OwnerGone
+
+    def _from_host(self) -> None:
+        try:
+            head, body, fds = messages.receive(self._host)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            raise _OwnerGone from None
+        if head is None:
+            raise _OwnerGone
+        operation = head.pop("op")
+        if operation == "start":
+            self._start(head)
+        elif self._shop is not None:
+            self._shop.handle(operation, head, body, fds)
+
+    def _start(self, config: dict[str, Any]) -> None:
+        groups = Groups(config)
+        self._shop = Shop(self, groups, config)
+        self.tell_host({"started": groups.describe()})
+
+
+class _OwnerGone(Exception):
+    pass
+
+
+def main(host_fd: int, owner_pidfd: int) -> None:
+    """Run the spawner on two inherited descriptors."""
+    os.setsid()
+    os.umask(0o077)
+    process.set_name("kooi-spawner")
+    process.adopt_orphans()
+    process.close_all_but((0, 1, 2, host_fd, owner_pidfd))
+    Spawner(socket.socket(fileno=host_fd), owner_pidfd).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
+
+
+__all__ = ["Cell", "Spawner", "main"]

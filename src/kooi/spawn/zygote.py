@@ -1,0 +1,185 @@
+"""Process 1 of a cell: a warm, single-threaded interpreter that only forks blanks. It never runs a tenant's code.
+
+Theory of operation. The zygote imports the image's warm set, freezes the garbage collector's view of it and waits for
+the spawner. For each `blank` message (carrying one end of a control socket) it forks into new, empty namespaces, maps
+the blank's two ids, and reports the blank by pidfd. The blank waits until the spawner has put it into its control
+group, does what does not depend on any spec, and waits again. The `open` message (a plan, and the stream to the host
+as a descriptor) makes it a box: it carries out the plan and becomes the guest's agent.
+
+A blank never returns into the zygote's stack, closes every descriptor but its own first, and holds nothing of any
+tenant: a plan carries no code, no environment and no secret; these come over the stream. Children are reaped by the
+kernel (SIGCHLD ignored); who must know of an end holds a pidfd.
+
+Runs inside the cell: standard library only, Python >= 3.8.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+
+from kooi.guest import agent
+from kooi.linux import caps, namespaces, network, process, seccomp
+from kooi.spawn import confine
+
+_FLAGS = {
+    "user": namespaces.NEWUSER,
+    "pid": namespaces.NEWPID,
+    "net": namespaces.NEWNET,
+    "ipc": namespaces.NEWIPC,
+    "uts": namespaces.NEWUTS,
+    "mount": namespaces.NEWNS,
+}
+_MAX_MESSAGE = 1 << 18
+# What confinement itself needs; the plan's `capabilities` step gives up most of it.
+_FIRST = b"go"
+
+
+def main(control_fd: int) -> NoReturn:
+    """Serve the spawner on `control_fd` until it goes away."""
+    control = socket.socket(fileno=control_fd)
+    config = json.loads(control.recv(_MAX_MESSAGE))
+    process.die_with_parent()
+    try:
+        _warm(config)
+        threads = len(os.listdir("/proc/self/task"))
+        if threads != 1:
+            raise RuntimeError("the warm set started %d threads; a zygote must have one" % threads)
+    except BaseException as error:
+        control.send(json.dumps({"failed": "%s: %s" % (type(error).__name__, error)}).encode())
+        os._exit(71)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control.send(b'{"ready": true}')
+    zygote = _Zygote(control, config)
+    while True:
+        zygote.serve_one()
+
+
+def _warm(config: Mapping[str, Any]) -> None:
+    """Import the warm set as the code will see it, take the first-use costs, and freeze what is there."""
+    own = list(sys.path)
+    sys.path[:] = config["sys_path"]
+    failed = []
+    for name in config["warm"]:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            failed.append("%s (%s)" % (name, error))
+    if failed:
+        raise ImportError("preload: " + ", ".join(failed))
+    seccomp.program(*config["restrictions"])
+    _rehearse()
+    del own
+    gc.collect()
+    gc.freeze()
+
+
+def _rehearse() -> None:
+    """Do once what every run does first, so that forks find the caches filled."""
+    try:
+        exec(compile("x = 1\nprint(x, file=__import__('io').StringIO())\n1/0", "<rehearsal>", "exec"), {})
+    except ZeroDivisionError:
+        traceback.format_exc()
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket, config: Mapping[str, Any]) -> None:
+        self._control = control
+        self._flags = 0
+        for name in config["namespaces"]:
+            self._flags |= _FLAGS[name]
+        self._ids: str = config["ids"]
+        self._prepare: Sequence[Any] = config["prepare"]
+
+    def serve_one(self) -> None:
+        """Handle one message: fork one blank. The spawner's end closing is the end of the cell."""
+        data, fds = _receive(self._control)
+        if not data:
+            os._exit(0)
+        message = json.loads(data)
+        try:
+            self._fork_blank(message, fds[0])
+        except OSError as error:
+            self._control.send(json.dumps({"blank": message["blank"], "failed": str(error)}).encode())
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _fork_blank(self, message: Mapping[str, Any], blank_fd: int) -> None:
+        pid, pidfd = namespaces.fork_into(self._flags)
+        if pid == 0:
+            try:
+                _blank(blank_fd, self._ids != "none", self._prepare)
+            finally:
+                os._exit(70)
+        try:
+            if self._flags & namespaces.NEWUSER:
+                self._map(pid, message)
+            _send(self._control, {"blank": message["blank"]}, [pidfd])
+        finally:
+            os.close(pidfd)
+
+    def _map(self, pid: int, message: Mapping[str, Any]) -> None:
+        if self._ids == "none":
+            uid, gid = os.getuid(), os.getgid()
+            namespaces.write_maps(pid, [(uid, uid, 1)], [(gid, gid, 1)], deny_setgroups=True)
+        elif self._ids == "single":
+            namespaces.write_maps(pid, [(0, 0, 1)], [(0, 0, 1)], deny_setgroups=True)
+        else:
+            entries = [(0, message["agent"], 1), (message["code_inside"], message["code"], 1)]
+            namespaces.write_maps(pid, entries, entries)
+
+
+def _blank(blank_fd: int, isolated: bool, prepare: Sequence[Any]) -> None:
+    """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
+    process.close_all_but((0, 1, 2, blank_fd))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    control = socket.socket(fileno=blank_fd)
+    data, _ = _receive(control)
+    if data != _FIRST:
+        return
+    confinement = confine.Confinement()
+    try:
+        if isolated:
+            # After the control group: the new namespace's root is the group that this process is in now.
+            namespaces.unshare(namespaces.NEWCGROUP)
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            socket.sethostname("kooi")
+        process.set_dumpable(False)
+        confinement.carry_out(prepare)
+        data, fds = _receive(control)
+        if not data:
+            return
+        plan = json.loads(data)
+        confinement.carry_out(plan["steps"])
+        setup = agent.Setup(**plan["guest"])
+    except BaseException as error:
+        control.send(json.dumps({"failed": str(error)}).encode())
+        return
+    control.close()
+    agent.serve(fds[0], setup)
+
+
+def _receive(connection: socket.socket) -> Tuple[bytes, List[int]]:
+    """Receive one message and the descriptors with it; close-on-exec."""
+    fds = array.array("i")
+    data, ancillary, _flags, _address = connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)
+
+
+def _send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+    rights = array.array("i", fds)
+    connection.sendmsg([json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
