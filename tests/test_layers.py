@@ -17,7 +17,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("contract", "guest"),
     ("settings", "linux"),
-    ("spawn", "images"),
+    ("images",),
+    ("spawn",),
     ("backends",),
     ("engine",),
     ("egress",),

@@ -13,6 +13,7 @@ from agent_endpoint import anthropic_error, anthropic_message, endpoint, tool_us
 from agent_fakes import SubprocessSandbox
 
 from kooi.contract.result import Result
+from kooi.contract.spec import Spec
 from kooi.doors.cli.main import main
 
 TABLE = "city,rain\n" + "".join(f"{'Riga' if n % 2 else 'Oslo'},{n}\n" for n in range(10))
@@ -27,17 +28,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     plain = SubprocessSandbox(inside)
 
     class AsyncSandbox:
-        def __init__(self, **_: object) -> None:
-            self.files = self
+        def __init__(self, *, spec: Spec, files: dict[str, bytes]) -> None:
+            for name, data in files.items():
+                (inside / name).write_bytes(data)
 
         async def __aenter__(self) -> AsyncSandbox:
             return self
 
         async def __aexit__(self, *_: object) -> None:
             pass
-
-        async def write(self, path: str, data: bytes) -> int:
-            return (inside / path).write_bytes(data)
 
         async def run(self, code: str) -> Result:
             return plain.run(code)

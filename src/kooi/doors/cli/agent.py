@@ -83,9 +83,7 @@ async def converse(
     from kooi.sandbox import AsyncSandbox
 
     try:
-        async with AsyncSandbox(spec=spec) as box:
-            for name, data in files.items():
-                await box.files.write(name, data)
+        async with AsyncSandbox(spec=spec, files=files) as box:
             agent = Agent(
                 model, run_python_tool(box, notes=_notes(files)), max_steps=budget.steps, max_seconds=budget.seconds
             )
