@@ -1,0 +1,183 @@
+"""Levels by name: a literal table of built-ins; the entry points `kooi.backends` add names and never replace one.
+
+A backend is imported when it is named, made once per process and closed when the process exits. A forked child
+forgets its parent's backends without touching them: they are the parent's to close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import difflib
+import importlib
+import importlib.metadata
+import os
+import threading
+from collections.abc import Iterator
+
+from kooi.contract.backend import Availability, Backend
+from kooi.contract.errors import InvalidRequest, KooiError, LevelUnavailable
+from kooi.contract.result import Strength
+from kooi.contract.spec import Spec
+from kooi.engine.enforce import host_facts
+
+GROUP = "kooi.backends"
+
+# Cheapest first: the order in which `choose` looks.
+BUILT_IN = {
+    "process": "kooi.backends.process:ProcessBackend",
+    "jail": "kooi.backends.jail:JailBackend",
+}
+# Names that are taken, so that no plug-in can pose as one of them.
+NOT_BUILT = ("confined", "wasm", "container", "gvisor", "microvm", "e2b")
+
+_ORDER: tuple[Strength, ...] = ("none", "kernel-shared", "emulated", "kernel-own", "machine")
+CLOSE_SECONDS = 5.0
+
+
+class _Held:
+    """The backends of one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.backends: dict[str, Backend] = {}
+        self.loops: dict[str, asyncio.AbstractEventLoop] = {}
+
+
+_held: _Held | None = None
+
+
+def levels() -> tuple[str, ...]:
+    """Return every level name that can be asked for: built-in ones, then those that entry points add."""
+    return (*BUILT_IN, *sorted(point.name for point in _points()))
+
+
+def find(level: str) -> Backend:
+    """Return the backend of a level; raise `LevelUnavailable` when there is none, with the nearest names."""
+    held = _mine()
+    backend = held.backends.get(level)
+    if backend is None:
+        with held.lock:
+            backend = held.backends.get(level)
+            if backend is None:
+                backend = held.backends[level] = _load(level)
+    return backend
+
+
+def opened_on(level: str, loop: asyncio.AbstractEventLoop) -> None:
+    """Remember the loop on which a level's boxes live, so that it can be closed there."""
+    _mine().loops[level] = loop
+
+
+async def choose(at_least: Strength) -> str:
+    """Return the cheapest level that runs on this host and is at least that strong; else raise `LevelUnavailable`."""
+    if at_least not in (*_ORDER, "remote"):
+        raise InvalidRequest(f"at_least={at_least!r} is not a strength", key="at_least", fix=f"use one of {_ORDER}")
+    reasons = []
+    for name in levels():
+        try:
+            backend = find(name)
+            if not _strong_enough(backend.enforcement(Spec(level=name), host_facts()).strength, at_least):
+                continue
+            found = await backend.probe()
+        except KooiError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        if found.ok:
+            return name
+        reasons.append(f"{name}: {found.reason or 'it did not start'}" + (f" ({found.fix})" if found.fix else ""))
+    seen = "; ".join(reasons) or "no level of this version is that strong"
+    raise LevelUnavailable(f"no level here is at least {at_least}: {seen}", key="level", fix="see `kooi doctor`")
+
+
+async def probe_all() -> dict[str, Availability]:
+    """Return for every level whether it runs on this host, proved by starting it; never raises for one of them."""
+    found = {name: await _probe(name) for name in levels()}
+    for name in NOT_BUILT:
+        found.setdefault(name, Availability(False, _not_built(name).message, _not_built(name).fix))
+    return found
+
+
+async def close_all() -> None:
+    """Close every backend of this process. They are made again when they are named again."""
+    held = _mine()
+    with held.lock:
+        backends, held.backends = held.backends, {}
+    for backend in backends.values():
+        await backend.close()
+
+
+def _strong_enough(strength: Strength, at_least: Strength) -> bool:
+    if strength == "remote" or at_least == "remote":
+        return strength == at_least
+    return _ORDER.index(strength) >= _ORDER.index(at_least)
+
+
+async def _probe(name: str) -> Availability:
+    try:
+        return await find(name).probe()
+    except KooiError as error:
+        return Availability(False, error.message, error.fix)
+
+
+def _mine() -> _Held:
+    global _held
+    if _held is None or _held.pid != os.getpid():
+        _held = _Held()
+        atexit.register(_close_at_exit, _held)
+    return _held
+
+
+def _load(level: str) -> Backend:
+    if target := BUILT_IN.get(level):
+        module, _, name = target.partition(":")
+        try:
+            backend: Backend = getattr(importlib.import_module(module), name)()
+        except ImportError as error:
+            raise LevelUnavailable(f"level {level!r} cannot run here: {error}", key="level") from error
+        return backend
+    if level in NOT_BUILT:
+        raise _not_built(level)
+    for point in _points():
+        if point.name == level:
+            return _plugged(point)
+    known = (*levels(), *NOT_BUILT)
+    near = difflib.get_close_matches(str(level), known, n=3) or list(levels())
+    raise LevelUnavailable(f"there is no level {level!r}", key="level", fix=f"did you mean {', '.join(near)}?")
+
+
+def _plugged(point: importlib.metadata.EntryPoint) -> Backend:
+    try:
+        backend: Backend = point.load()()
+    except Exception as error:
+        message = f"level {point.name!r} is a plug-in ({point.value}) that cannot be loaded: {error!r}"
+        raise LevelUnavailable(message, key="level") from error
+    return backend
+
+
+def _not_built(level: str) -> LevelUnavailable:
+    has = " and ".join(BUILT_IN)
+    return LevelUnavailable(f"level {level!r} is not in this version of kooi", key="level", fix=f"it has {has}")
+
+
+def _points() -> Iterator[importlib.metadata.EntryPoint]:
+    for point in importlib.metadata.entry_points(group=GROUP):
+        if point.name not in BUILT_IN and point.name not in NOT_BUILT:
+            yield point
+
+
+def _close_at_exit(held: _Held) -> None:
+    """Close this process's backends on the loop their boxes live on; a child's exit leaves its parent's alone."""
+    if held.pid != os.getpid():
+        return
+    backends, held.backends = held.backends, {}
+    for name, backend in backends.items():
+        loop = held.loops.get(name)
+        try:
+            if loop is not None and loop.is_running():
+                asyncio.run_coroutine_threadsafe(backend.close(), loop).result(CLOSE_SECONDS)
+            else:
+                asyncio.run(asyncio.wait_for(backend.close(), CLOSE_SECONDS))
+        except (KooiError, OSError, RuntimeError, TimeoutError, asyncio.TimeoutError):
+            continue  # The process is going; what is left falls to the reaper.
