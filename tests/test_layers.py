@@ -24,7 +24,8 @@ LAYERS = (
     ("egress",),
     ("scan.static",),
     ("sandbox",),
-    ("blocking", "_portal"),
+    ("_portal",),
+    ("blocking",),
     ("proof", "agent", "scan.behaviour"),
     ("doors",),
     ("",),  # the package root: what users import, and nothing inside does
