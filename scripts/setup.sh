@@ -36,6 +36,7 @@ need_venv() {
   command -v apt-get >/dev/null || fail "$python has no venv module with ensurepip"
   [ "$(id -u)" = 0 ] || fail "$python cannot make an environment (as root: apt-get install python3-venv)"
   apt_install python3-venv
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || fail "$python still has no venv module with ensurepip"
 }
 
 # make_venv EXTRAS: make the environment once and bring it up to date with pyproject.toml and the sources.

@@ -57,8 +57,9 @@ def _levels() -> list[str]:
     for name, state in found.items():
         if state.ok:
             show.note(f"  {name}: works", "good")
-        else:
-            show.note(f"  {name}: {state.reason}", "dim")
+        elif name not in registry.NOT_BUILT:
+            show.note(f"  {name}: no: {state.reason}" + (f" ({state.fix})" if state.fix else ""), "doubt")
+    show.note(f"  not in this version: {', '.join(n for n in found if n in registry.NOT_BUILT)}", "dim")
     return [name for name, state in found.items() if state.ok]
 
 
