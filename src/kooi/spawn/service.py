@@ -12,6 +12,7 @@ from kooi.contract.backend import Availability, HostFacts
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
 from kooi.settings import Settings, load_settings, private_dir
+from kooi.spawn import datasets
 from kooi.spawn.handle import SpawnedBox, SpawnerHandle
 from kooi.spawn.journal import reap
 from kooi.spawn.plan import Plan
@@ -48,6 +49,8 @@ class Service:
     async def open(self, spec: Spec, facts: HostFacts) -> SpawnedBox:
         """Ask for a box; it may not be there yet when this returns. Raises `SetupFailed`."""
         plan, encoded = self.plan(spec, facts)
+        if spec.policy.datasets:
+            datasets.check(spec.policy.datasets, own_ids=plan.cell.ids in ("root", "subuid"))
         handle = self.handle()
         key = await handle.cell(plan.cell)
         return handle.open(key, plan.box, encoded)
