@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from kooi.linux import caps, libc, posture, seccomp
+from tests.linux.children import errno_of, in_child
 
 ROOT = os.geteuid() == 0
 UID = 61234 if ROOT else os.geteuid()
@@ -224,18 +227,41 @@ def test_a_namespace_or_a_capability_of_one_thread_only_is_a_finding() -> None:
             assert not posture.collect(pid, "code", os.getpid()).threads_uniform
 
 
-def test_a_process_in_its_own_user_namespace_can_be_read_by_whoever_made_it() -> None:
+EXECUTED = "import ctypes, sys, time; ctypes.CDLL(None).prctl(4, 0); print('x', flush=True); time.sleep(60)"
+
+
+def unshare_user() -> None:
+    uid = os.geteuid()
+    libc.syscall(libc.nr("unshare"), NEWUSER | NEWNET | NEWNS)
+    with open("/proc/self/uid_map", "w", encoding="ascii") as file:
+        file.write(f"0 {uid} 1")
+
+
+def test_who_made_a_user_namespace_can_read_a_non_dumpable_program_started_in_it() -> None:
+    if in_child(lambda: errno_of(unshare_user)):
+        pytest.skip("no user namespaces here")
+    command = [sys.executable, "-I", "-S", "-c", EXECUTED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=unshare_user) as program:
+        try:
+            assert program.stdout is not None and program.stdout.readline() == b"x\n"
+            facts = posture.collect(program.pid, "agent", os.getpid())
+        finally:
+            program.kill()
+    own = {name for name, whose in facts.namespaces.items() if whose == "own"}
+    assert own == {"user", "net", "mnt"} and facts.role == "agent" and facts.fds.count("pipe") == 1
+    assert facts.dumpable  # it is not, but root of its namespace is who it is: nothing to see from outside
+
+
+@pytest.mark.skipif(ROOT, reason="root can read every process")
+def test_one_that_was_not_started_in_it_is_an_error_and_never_a_guess() -> None:
+    """Its memory still belongs to the outer namespace: the program must be executed inside."""
+
     def unshared() -> None:
-        libc.syscall(libc.nr("unshare"), NEWUSER | NEWNET | NEWNS)
+        unshare_user()
         set_dumpable(0)
 
-    try:
-        with process(unshared) as pid:
-            facts = posture.collect(pid, "agent", os.getpid())
-    except AssertionError:
-        pytest.skip("no user namespaces here")
-    own = {name for name, whose in facts.namespaces.items() if whose == "own"}
-    assert own == {"user", "net", "mnt"} and facts.role == "agent"
+    with process(unshared) as pid, pytest.raises(PermissionError):
+        posture.collect(pid, "agent", os.getpid())
 
 
 @needs_root
