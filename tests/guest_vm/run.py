@@ -238,7 +238,8 @@ def pytest_packages() -> list[tuple[Path, str]]:
             raise Unavailable(f"the running Python has no {name} to take along")
         origin = Path(spec.origin)
         package = origin.parent if origin.name == "__init__.py" else origin
-        found.append((package, f"site/{package.name}"))
+        about = package.parent.glob(f"{name}-*.dist-info")
+        found += [(path, f"site/{path.name}") for path in (package, *about)]
     return found
 
 
