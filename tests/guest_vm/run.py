@@ -2,7 +2,7 @@
 
     python tests/guest_vm/run.py [options] -- FILE [ARGUMENT...]
 
-The guest has the host's Python, this project's `src` and `tests`, what `--include` names and nothing else; no disk and no network.
+The guest has the host's Python, this project's `src` and `tests`, and what `--include` names; no disk, no network.
 Its kernel is the distribution's cloud kernel, its only memory is RAM, and QEMU emulates the processor (no KVM), so it
 runs anywhere at about a tenth of the speed. Exit code: that of the test; 77 when there is no QEMU or no kernel; 124
 when something took too long. The machine ends with this program, however that ends.
