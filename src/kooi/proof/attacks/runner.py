@@ -1,0 +1,211 @@
+"""Run a suite of hostile programs at every level asked for, and say what came of each.
+
+One program at one level:
+
+    picture of the host → open a sandbox → print(1) → the harmless twin → the attack → print(1) again → close
+    → canaries still listening → picture of the host again
+
+`print(1)` and the twin show that the sandbox runs code at all; the same attack with the sandbox off (once per program)
+shows that it does harm. If either is missing the outcome is `vacuous`; a failure of ours in the middle is so too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from kooi.contract.backend import Availability
+from kooi.contract.errors import KooiError
+from kooi.contract.result import Result
+from kooi.contract.spec import Spec
+from kooi.proof.access import BoxLike, Opener, open_box, probe_all
+from kooi.proof.attacks import residue, suites
+from kooi.proof.attacks.bare import harm_without_sandbox
+from kooi.proof.attacks.canaries import Canaries
+from kooi.proof.attacks.model import Evidence, Finding, Outcome, Program, Verdict, grade_of, judge
+from kooi.proof.attacks.world import SandboxWorld
+
+_CLOSE_SECONDS = 30.0
+Progress = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A level that was asked for and cannot run here."""
+
+    level: str
+    reason: str
+    fix: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteReport:
+    """What a suite came to: a finding per program and level, the levels that are absent, and the controls."""
+
+    suite: str
+    levels: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    absent: tuple[Absent, ...]
+    controls: dict[str, str | None]
+    seconds: float
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether every outcome is an expected one, with nothing left behind."""
+        return bool(self.findings) and all(f.as_expected for f in self.findings)
+
+    def at(self, program: str, level: str) -> Finding:
+        """Return the finding for one program at one level."""
+        return next(f for f in self.findings if f.program == program and f.level == level)
+
+
+async def run_suite(
+    suite: str = "classic",
+    levels: Sequence[str] = (),
+    only: Sequence[str] = (),
+    progress: Progress | None = None,
+    opener: Opener = open_box,
+) -> SuiteReport:
+    """Run `suite` at `levels` (empty: every level that works here) and report.
+
+    `progress(program, level)` is called before each; level is `no sandbox` for the controls.
+    """
+    tell = progress or (lambda program, level: None)
+    programs = suites.load(suite, tuple(only))
+    started = time.monotonic()
+    working, absent = await _levels(levels)
+    findings: list[Finding] = []
+    async with Canaries() as canaries:
+        controls = {}
+        for program in programs:
+            tell(program.title, "no sandbox")
+            controls[program.id] = await harm_without_sandbox(program, canaries, parameters(canaries))
+        for level in working:
+            await _warm(level, opener)
+            for program in programs:
+                tell(program.title, level)
+                findings.append(await attack(program, level, canaries, controls[program.id], opener))
+    return SuiteReport(suite, tuple(working), tuple(findings), absent, controls, time.monotonic() - started)
+
+
+def parameters(canaries: Canaries) -> dict[str, object]:
+    """Return what every program is told about the planted things."""
+    return {
+        "credentials": str(canaries.credentials),
+        "home": str(canaries.directory),
+        "port": canaries.port,
+        "udp_port": canaries.udp_port,
+        "victim": canaries.victim_pid,
+    }
+
+
+async def _levels(asked: Sequence[str]) -> tuple[list[str], tuple[Absent, ...]]:
+    """Split the levels asked for into those that work and those that do not."""
+    found = await probe_all()
+    names = list(asked) or list(found)
+    working, absent = [], []
+    for name in names:
+        state = found.get(name, Availability(False, "no such level", f"choose one of {', '.join(found)}"))
+        if state.ok:
+            working.append(name)
+        else:
+            absent.append(Absent(name, state.reason or "unknown", state.fix))
+    return working, tuple(absent)
+
+
+async def _warm(level: str, opener: Opener) -> None:
+    """Open and close one sandbox, so that the helpers which stay are there before the first picture."""
+    box = await opener(Spec(level=level, preload=()))
+    try:
+        await box.run("print(1)")
+    finally:
+        await box.close()
+
+
+async def attack(
+    program: Program, level: str, canaries: Canaries, control: str | None, opener: Opener = open_box
+) -> Finding:
+    """Run one program at one level. `control` is the harm it did with the sandbox off."""
+    started = time.monotonic()
+    before = residue.picture(canaries.environment_token)
+    world = SandboxWorld(program, level, canaries, parameters(canaries), opener)
+    clause = program.expect.clause
+    expected: tuple[Outcome, ...] = ("prevented",)
+    grade: str | None = None
+    evidence: Evidence | None = None
+    try:
+        await world.open()
+        first = await _prints_one(world.box)
+        enforcement = first.enforcement
+        expected = tuple(sorted(program.expect.outcomes(level, enforcement)))
+        grade = grade_of(enforcement, clause) if clause else None
+        verdict, evidence = await _attempt(program, world, first)
+    except Exception as error:  # whatever fails here is ours, and then nothing is proved
+        verdict = Verdict("vacuous", f"the sandbox failed: {type(error).__name__}: {error}")
+    left = await _close(world)
+    verdict = _doubt(verdict, control, await canaries.alive())
+    left += await residue.left_since(before, canaries.environment_token)
+    return Finding(
+        program=program.id, title=program.title, level=level, outcome=verdict.outcome,
+        expected=expected, reason=verdict.reason, residue=tuple(left),
+        seconds=time.monotonic() - started, clause=clause, grade=grade,
+        status=evidence.status if evidence else None, decided_by=evidence.decided_by if evidence else None,
+    )  # fmt: skip
+
+
+async def _close(world: SandboxWorld) -> list[str]:
+    """Close the program's sandboxes; return what is wrong afterwards."""
+    try:
+        survivors = await asyncio.wait_for(world.close(), _CLOSE_SECONDS)
+    except Exception as error:
+        return [f"closing failed: {type(error).__name__}: {error}"]
+    return [f"process of the program × {len(survivors)}"] if survivors else []
+
+
+async def _attempt(program: Program, world: SandboxWorld, first: Result) -> tuple[Verdict, Evidence | None]:
+    if (problem := _wrong(first)) is not None:
+        return Verdict("vacuous", f"print(1) before: {problem}"), None
+    twin = await world.run(program.control)
+    if "works" not in twin.marks:
+        return Verdict("vacuous", f"the harmless twin does not work: {twin.status}, {twin.error}"), twin
+    evidence = await program.run(world)
+    verdict = judge(program, evidence, first.strength)
+    if verdict.outcome == "prevented":
+        verdict = await _after(world, verdict)
+    return verdict, evidence
+
+
+async def _after(world: SandboxWorld, verdict: Verdict) -> Verdict:
+    """Check `print(1)` again. A program may take its own sandbox with it; then the next one has to work."""
+    try:
+        problem = _wrong(await _prints_one(world.box))
+    except KooiError as error:
+        problem = str(error)
+    if problem is None:
+        return verdict
+    await world.open()
+    if (again := _wrong(await _prints_one(world.box))) is not None:
+        return Verdict("vacuous", f"print(1) after: {problem}; in a new sandbox: {again}")
+    return replace(verdict, reason=f"{verdict.reason}; it took its own sandbox with it")
+
+
+async def _prints_one(box: BoxLike) -> Result:
+    return await box.run("print(1)")
+
+
+def _wrong(result: Result) -> str | None:
+    """Return what is wrong with the result of `print(1)`, or `None`."""
+    if result.status == "ok" and result.stdout == "1\n":
+        return None
+    return f"status {result.status}, output {result.stdout[:40]!r}"
+
+
+def _doubt(verdict: Verdict, control: str | None, canaries_alive: bool) -> Verdict:
+    """Turn an outcome that proves nothing into `vacuous`."""
+    if not canaries_alive:
+        return Verdict("vacuous", "a planted canary stopped noticing hits")
+    if control is None and verdict.outcome != "escaped":
+        return Verdict("vacuous", "the program does no harm with the sandbox off")
+    return verdict

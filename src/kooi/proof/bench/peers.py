@@ -1,0 +1,63 @@
+"""Other sandboxes, measured in the same run where they are installed: bubblewrap and sandlock."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Mapping
+
+from kooi.proof.bench import baseline
+from kooi.proof.bench.interleave import Measure
+from kooi.proof.bench.machine import run_command
+from kooi.proof.bench.worker import Worker
+
+_VIEW = ("--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
+         "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")  # fmt: skip
+
+
+def bubblewrap() -> list[str] | None:
+    """Return the front of a bubblewrap command line with everything unshared, or `None` where it is not installed."""
+    bwrap = shutil.which("bwrap")
+    return None if bwrap is None else [bwrap, "--unshare-all", "--new-session", "--die-with-parent", *_VIEW]
+
+
+def measures(rounds: int) -> list[Measure]:
+    """Return the measures of the peers that are here."""
+    found = []
+    front = bubblewrap()
+    if front is not None:
+        found.append(_command("bwrap_r0", [*front, *baseline.r0()], rounds))
+        found.append(_command("bwrap_r1", [*front, *baseline.r1()], rounds))
+    if importlib.util.find_spec("sandlock") is not None:
+        found.append(_sandlock(rounds))
+    return found
+
+
+def absent() -> dict[str, str]:
+    """Return the peers that are not here, with how to get them."""
+    missing = {}
+    if bubblewrap() is None:
+        missing["bubblewrap"] = "not installed: apt install bubblewrap"
+    if importlib.util.find_spec("sandlock") is None:
+        missing["sandlock"] = "not installed: pip install sandlock"
+    return missing
+
+
+def _command(name: str, argv: list[str], rounds: int) -> Measure:
+    async def once() -> Mapping[str, float]:
+        elapsed, output = run_command(argv, baseline.PLAIN_ENV)
+        if output.strip() != b"1":
+            raise OSError(f"{argv[0]} printed {output[:40]!r}")
+        return {name: elapsed}
+
+    return Measure(name, once, rounds)
+
+
+def _sandlock(rounds: int) -> Measure:
+    """Sandlock is a library with threads of its own, so it is called in a process of its own."""
+    worker = Worker("sandlock", baseline.r1())
+
+    async def once() -> Mapping[str, float]:
+        return {"sandlock_r1": await worker.once()}
+
+    return Measure("sandlock_r1", once, rounds, worker.start, worker.stop)

@@ -1,0 +1,137 @@
+"""What is measured: every series of the interleaved run, with what it does once.
+
+A one-shot jail gives several series from one call: the time to the result as the caller's own code sees it, and the
+time until nothing of it is left. The pool is off in all of them but `pool_hit`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from kooi.contract.errors import KooiError
+from kooi.contract.limits import Limits
+from kooi.contract.result import Result
+from kooi.contract.spec import Spec
+from kooi.proof.access import BoxLike, open_box, run_once
+from kooi.proof.bench import baseline, peers
+from kooi.proof.bench.interleave import Measure
+from kooi.proof.bench.machine import run_command
+
+PANDAS = ("numpy", "pandas")
+_PRINT, _IMPORT = "print(1)", "import numpy, pandas; print(1)"
+Once = Callable[[], Awaitable[Mapping[str, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How often each class of measure is repeated."""
+
+    fast: int = 200
+    slow: int = 30
+
+
+def measures(rounds: Rounds, levels: tuple[str, ...]) -> list[Measure]:
+    """Return the measures of the interleaved run, baselines first, for the `levels` that work here."""
+    found = [
+        Measure("r0", _command("r0", baseline.r0()), rounds.fast),
+        Measure("r1", _command("r1", baseline.r1()), rounds.fast),
+    ]
+    loaded = baseline.r2()
+    if loaded is not None:
+        found.append(Measure("r2", _command("r2", loaded), rounds.slow))
+    if "process" in levels:
+        found += _level("process", rounds)
+    if "jail" in levels:
+        found += _level("jail", rounds)
+        found += _jail(rounds, loaded is not None)
+    return found + peers.measures(rounds.fast)
+
+
+def _level(level: str, rounds: Rounds) -> list[Measure]:
+    spec = Spec(level=level, preload=())
+    return [
+        Measure(f"{level}_first", _kept(f"{level}_first", spec), rounds.fast),
+        Measure(f"{level}_reaped", _one_shot(f"{level}_reaped", spec), rounds.fast),
+        Measure(f"{level}_fresh", _kept(f"{level}_fresh", replace(spec, fresh=True)), rounds.fast),
+        live(level, rounds.fast),
+    ]
+
+
+def _jail(rounds: Rounds, with_pandas: bool) -> list[Measure]:
+    found = []
+    if with_pandas:
+        spec = Spec(level="jail", preload=PANDAS)
+        found.append(Measure("jail_pandas_first", _kept("jail_pandas_first", spec, _IMPORT), rounds.fast))
+        found.append(Measure("jail_pandas_reaped", _one_shot("jail_pandas_reaped", spec, _IMPORT), rounds.fast))
+    return found
+
+
+def live(level: str, rounds: int) -> Measure:
+    """Measure a run in a sandbox that is already open and has run before."""
+    open_boxes: list[BoxLike] = []
+
+    async def begin() -> None:
+        open_boxes.append(await open_box(Spec(level=level, preload=(), limits=Limits(cpu_seconds=None))))
+
+    async def once() -> Mapping[str, float]:
+        started = time.perf_counter()
+        result = await open_boxes[0].run(_PRINT)
+        elapsed = time.perf_counter() - started
+        expect_one(result)
+        return {f"{level}_live": elapsed}
+
+    async def end() -> None:
+        for box in open_boxes:
+            await box.close()
+
+    return Measure(f"{level}_live", once, rounds, begin, end)
+
+
+def _kept(name: str, spec: Spec, code: str = _PRINT) -> Once:
+    """Time opening a sandbox, its first result, and closing it."""
+
+    async def once() -> Mapping[str, float]:
+        started = time.perf_counter()
+        box = await open_box(spec)
+        opened = time.perf_counter()
+        try:
+            result = await box.run(code)
+            answered = time.perf_counter()
+        finally:
+            await box.close()
+        closed = time.perf_counter()
+        expect_one(result)
+        return {name: answered - started, f"{name}.create": opened - started, f"{name}.close": closed - answered}
+
+    return once
+
+
+def _one_shot(name: str, spec: Spec, code: str = _PRINT) -> Once:
+    """Time one call from start to nothing left."""
+
+    async def once() -> Mapping[str, float]:
+        started = time.perf_counter()
+        result = await run_once(spec, code)
+        elapsed = time.perf_counter() - started
+        expect_one(result)
+        return {name: elapsed}
+
+    return once
+
+
+def _command(name: str, argv: list[str]) -> Once:
+    async def once() -> Mapping[str, float]:
+        elapsed, output = run_command(argv, baseline.PLAIN_ENV)
+        if output.strip() != b"1":
+            raise OSError(f"{argv[0]} printed {output[:40]!r}")
+        return {name: elapsed}
+
+    return once
+
+
+def expect_one(result: Result) -> None:
+    """Refuse a time that belongs to a wrong answer."""
+    if not result.ok or result.stdout.strip() != "1":
+        raise KooiError(f"print(1) came to status {result.status} with output {result.stdout[:40]!r}")
