@@ -124,8 +124,6 @@ class Sandbox:
             level, policy=policy, limits=limits, image=image, preload=preload, env=env, files=files, fresh=fresh,
             spec=spec, audit=audit,
         )  # fmt: skip
-        self.files = Files(self._sandbox.files)
-        self.commands = Commands(self._sandbox.commands)
 
     @property
     def spec(self) -> Spec:
@@ -134,6 +132,14 @@ class Sandbox:
     @property
     def enforcement(self) -> Enforcement:
         return self._sandbox.enforcement
+
+    @property
+    def files(self) -> Files:
+        return Files(self._sandbox.files)
+
+    @property
+    def commands(self) -> Commands:
+        return Commands(self._sandbox.commands)
 
     def run(
         self,
