@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from tests.engine.fakes import FakeBackend
 
 from kooi.engine import openbox, registry
+from tests.engine.fakes import FakeBackend
 
 T = TypeVar("T")
 

@@ -83,10 +83,11 @@ class Peer:
     def output(self, kind: int, channel: int, data: bytes) -> bool:
         """Send output as credit allows; False when the run was killed meanwhile."""
         view = memoryview(data)
+        least = len(data) if kind == frames.EVENT else 1
         while view:
-            while not self.credit[channel] and channel not in self.signals:
+            while self.credit[channel] < least and channel not in self.signals:
                 self.take()
-            if not self.credit[channel]:
+            if self.credit[channel] < least:
                 return False
             part = view[: min(self.credit[channel], 65536)]
             self.credit[channel] -= len(part)

@@ -7,10 +7,8 @@ must be there and held by the kernel.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import importlib
 import os
 import platform
 import sys
@@ -49,9 +47,9 @@ def _refuse(enforcement: Enforcement, clauses: list[Clause], fix: str) -> None:
 def host_facts() -> HostFacts:
     """Return what this host offers, gathered once per process."""
     if sys.platform == "linux":
-        with contextlib.suppress(ImportError):
-            facts: HostFacts = importlib.import_module("kooi.linux.facts").host_facts()
-            return facts
+        from kooi.linux import facts
+
+        return HostFacts(**facts.gather())
     return HostFacts(
         system=platform.system(),
         machine=platform.machine(),
