@@ -96,7 +96,7 @@ def _become_zygote(config: Mapping[str, Any], control: socket.socket, ready: int
     caps.set_caps(permitted=kept, effective=kept)
     process.no_new_privileges()
     null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1):
+    for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.set_inheritable(control.fileno(), True)
     process.close_all_but((0, 1, 2, control.fileno()))
