@@ -16,7 +16,8 @@ CARELESS = {137: "oom", 124: "timeout", 139: "signal", 143: "signal"}
 
 
 async def _attack(world: World) -> Evidence:
-    wrong, right = [], []
+    wrong: list[str] = []
+    right: list[str] = []
     evidence = Evidence(None, 0.0)
     for code, meant in CARELESS.items():
         evidence = await world.run(SOURCE, {"code": code})
