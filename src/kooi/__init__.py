@@ -12,8 +12,8 @@ Importing this does no work: each name is loaded when it is first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+# `typing` would be half the cost of importing this; type checkers know the name without it.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kooi.blocking import Sandbox, run
     from kooi.contract.errors import (
@@ -78,19 +78,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            import importlib
+if not TYPE_CHECKING:
 
-            value = globals()[name] = getattr(importlib.import_module(home), name)
-            return value
-    if name == "agent":
+    def __getattr__(name):
+        """Load a public name when it is first used."""
         import importlib
 
-        return importlib.import_module("kooi.agent")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        for home, names in _HOMES.items():
+            if name in names:
+                value = globals()[name] = getattr(importlib.import_module(home), name)
+                return value
+        if name == "agent":
+            return importlib.import_module("kooi.agent")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    """Return the public names."""
+    return sorted([*__all__, "__version__"])

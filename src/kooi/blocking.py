@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 
-from kooi import sandbox
 from kooi._portal import portal
 from kooi.contract.backend import Posture
 from kooi.contract.result import Enforcement, ErrorInfo, Result, RichItem, RunEvent, Usage
@@ -18,6 +17,7 @@ from kooi.contract.spec import Spec
 from kooi.engine import commands, filesystem, streaming
 from kooi.engine.filesystem import MAX_READ_BYTES, FileEntry
 from kooi.sandbox import AsyncSandbox, Content, LimitsSource, PolicySource
+from kooi.sandbox import run as async_run
 
 
 class Files:
@@ -124,8 +124,6 @@ class Sandbox:
             level, policy=policy, limits=limits, image=image, preload=preload, env=env, files=files, fresh=fresh,
             spec=spec, audit=audit,
         )  # fmt: skip
-        self.files = Files(self._sandbox.files)
-        self.commands = Commands(self._sandbox.commands)
 
     @property
     def spec(self) -> Spec:
@@ -134,6 +132,14 @@ class Sandbox:
     @property
     def enforcement(self) -> Enforcement:
         return self._sandbox.enforcement
+
+    @property
+    def files(self) -> Files:
+        return Files(self._sandbox.files)
+
+    @property
+    def commands(self) -> Commands:
+        return Commands(self._sandbox.commands)
 
     def run(
         self,
@@ -191,7 +197,7 @@ def run(
     spec: Spec | None = None,
 ) -> Result:
     return portal().call(
-        sandbox.run, code, level=level, policy=policy, limits=limits, image=image, files=files, env=env, stdin=stdin,
+        async_run, code, level=level, policy=policy, limits=limits, image=image, files=files, env=env, stdin=stdin,
         preload=preload, fresh=fresh, spec=spec,
     )  # fmt: skip
 
@@ -210,5 +216,5 @@ for _to, _from in (
     (Sandbox, AsyncSandbox),
 ):
     _copy_docs(_to, _from)
-run.__doc__ = sandbox.run.__doc__
+run.__doc__ = async_run.__doc__
 Sandbox.__doc__ = (AsyncSandbox.__doc__ or "").replace("`async with`", "`with`")

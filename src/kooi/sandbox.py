@@ -86,8 +86,6 @@ class AsyncSandbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._turn = asyncio.Lock()
-        self.files = Files(self._ready)
-        self.commands = Commands(self._command, spec.limits.wall_seconds)
 
     @property
     def spec(self) -> Spec:
@@ -98,6 +96,16 @@ class AsyncSandbox:
     def enforcement(self) -> Enforcement:
         """What holds each clause of policy and limits, and which were waived."""
         return self._prepared.enforcement
+
+    @property
+    def files(self) -> Files:
+        """The files inside."""
+        return Files(self._ready)
+
+    @property
+    def commands(self) -> Commands:
+        """The programs inside."""
+        return Commands(self._command, self.spec.limits.wall_seconds)
 
     async def run(
         self,
@@ -159,9 +167,9 @@ class AsyncSandbox:
         held: OpenBox | None = getattr(self, "_held", None)
         if held is None or held.closed is not None or self._loop is None or self._loop.is_closed():
             return
+        self._loop.call_soon_threadsafe(_close_forgotten, held)
         said = f"a sandbox of level {self.spec.level!r} was never closed"
         warnings.warn(said, ResourceWarning, stacklevel=2, source=self)
-        self._loop.call_soon_threadsafe(_close_forgotten, held)
 
     async def _once(self, job: Job) -> Result:
         """Run one job in a box of its own, which is dead and gone when this returns."""

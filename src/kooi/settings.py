@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import pwd
+import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ UID_COUNT = 1_048_576
 
 _SYSTEM_CONFIG = Path("/etc/kooi/kooi.toml")
 _LOWEST_UID = 65_536  # below are people, services and nobody
+_SUBID = re.compile(r"([^:]+):([0-9]{1,10}):([0-9]{1,10})")
 _HIGHEST_UID = 2**31 - 1  # beyond it some software reads a negative number
 
 
@@ -105,10 +107,10 @@ def load_settings(
             levels_must_work=tuple(_words(env.get("KOOI_LEVELS_MUST_WORK", ""))),
             **given,
         )
-        if os.geteuid() == 0:
-            _refuse_overlap(settings.uid_base, settings.uid_count, subid_files)
     except InvalidPolicy as error:
         raise error if path is None else _in_file(path, error)
+    if os.geteuid() == 0:
+        _refuse_overlap(settings.uid_base, settings.uid_count, subid_files)
     return settings
 
 
@@ -242,14 +244,17 @@ def _read_trusted(path: Path, key: str) -> bytes:
         real = path.resolve(strict=True)
         for folder in real.parents:
             _refuse_writable_folder(folder, folder.stat(), key)
+        # Opened before it is looked at, so that what was looked at is what is read; a FIFO must not block.
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            _refuse_untrusted_file(path, os.fstat(fd), key)
+            data = os.read(fd, MAX_CONFIG_BYTES + 1)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         raise InvalidPolicy(f"{path}: no such file", key=key)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise InvalidPolicy(f"{path}: not readable: {getattr(error, 'strerror', None) or error}", key=key)
-    with open(fd, "rb") as file:
-        _refuse_untrusted_file(path, os.fstat(fd), key)
-        data = file.read(MAX_CONFIG_BYTES + 1)
     if len(data) > MAX_CONFIG_BYTES:
         raise InvalidPolicy(f"{path}: larger than {MAX_CONFIG_BYTES} bytes", key=key)
     return data
@@ -301,7 +306,7 @@ def _in_file(path: Path, error: KooiError) -> KooiError:
 def _refuse_overlap(base: int, count: int, files: tuple[Path, ...]) -> None:
     for file in files:
         for owner, first, length in _subids(file):
-            if first < base + count and base < first + length:
+            if max(first, base) < min(first + length, base + count):
                 raise InvalidPolicy(
                     f"settings.uid_base: ids {base} to {base + count - 1} overlap {first} to {first + length - 1}, "
                     f"which {file} gives to {owner}",
@@ -317,7 +322,6 @@ def _subids(file: Path) -> list[tuple[str, int, int]]:
         return []
     except OSError as error:
         raise InvalidPolicy(f"{file}: not readable: {error.strerror}", key="settings.uid_base")
-    parts = [line.strip().split(":") for line in lines]
     # Lines that are not of this form are ignored by the tools that hand the ids out, too.
-    return [(owner, int(first), int(count)) for owner, first, count in (p for p in parts if len(p) == 3)
-            if first.isdecimal() and count.isdecimal()]  # fmt: skip
+    found = [match for line in lines if (match := _SUBID.fullmatch(line.strip()))]
+    return [(match[1], int(match[2]), int(match[3])) for match in found]

@@ -34,27 +34,37 @@ def answer(instructions: Sequence[bpf.Instruction], number: int, arguments: Sequ
 
 
 def selected_arguments(rules: Policy, name: str) -> Iterator[tuple[int, ...]]:
-    """Yield argument vectors around every value that a rule of `name` looks at, one or two arguments at a time."""
-    values: dict[int, set[int]] = {}
-    for line in rules[name]:
-        for test in line.tests:
-            near = values.setdefault(test.argument, {0})
-            for value in test.values:
-                near.update({value, value + 1, max(value - 1, 0), value | 1 << 32, value | 0xFFFFFFFF << 32})
-            near.update({1 << bit for bit in range(33)} if test.mask != 0xFFFFFFFF else set())
-    vectors = {(0, 0, 0, 0, 0, 0)}
-    for argument, candidates in values.items():
-        vectors |= {(*v[:argument], c, *v[argument + 1 :]) for v in vectors for c in candidates if _small(v)}
+    """Yield argument vectors around every value that a rule of `name` looks at, in all combinations.
+
+    Neighbours of a value and its 64-bit twins come alone or on top of the looked-at values themselves.
+    """
+    exact: dict[int, set[int]] = {}
+    near: dict[int, set[int]] = {}
+    for test in (test for line in rules[name] for test in line.tests):
+        exact.setdefault(test.argument, {0}).update(test.values)
+        around = near.setdefault(test.argument, {1 << 32})
+        for value in test.values:
+            around.update({value + 1, max(value - 1, 0), value | 1 << 32, value | 0xFFFFFFFF << 32})
+        if test.mask > 0xF:
+            around.update(1 << bit for bit in range(33))
+    vectors: set[tuple[int, ...]] = {(0, 0, 0, 0, 0, 0)}
+    for argument, values in exact.items():
+        vectors |= {_with(vector, argument, value) for vector in vectors for value in values}
+    base = {min((v for v in vectors if v[a] == x), key=sum) for a, values in exact.items() for x in values}
+    for argument, values in near.items():
+        vectors |= {_with(vector, argument, value) for vector in base for value in values}
     yield from sorted(vectors)
 
 
-def _small(vector: tuple[int, ...]) -> bool:
-    """Keep the product of three looked-at arguments (socket) in bounds."""
-    return all(value < 0x100000000 for value in vector)
+def _with(vector: tuple[int, ...], argument: int, value: int) -> tuple[int, ...]:
+    return (*vector[:argument], value, *vector[argument + 1 :])
 
 
 def compute(restrictions: tuple[str, ...], machine: str = "x86_64") -> Matrix:
-    """Return the matrix of one filter: per ABI runs of equal answers, and per filtered call its answers by arguments."""
+    """Return the matrix of one filter: per ABI runs of equal answers, and per filtered call its answers by arguments.
+
+    Of a filter with restrictions only the calls are kept that have other rules than without.
+    """
     filter_ = seccomp.compile_program(frozenset(restrictions), machine)
     instructions = bpf.disassemble(filter_.code)
     abis = {
@@ -67,12 +77,13 @@ def compute(restrictions: tuple[str, ...], machine: str = "x86_64") -> Matrix:
     for abi, (arch, bit) in abis.items():
         matrix[abi] = _runs([answer(instructions, number | bit, (), arch) for number in NUMBERS])
     rules = policy(frozenset(restrictions), machine)
+    usual = policy() if restrictions else {}
     known = numbers(machine)
     arch = abis["x86-64" if machine == "x86_64" else "aarch64"][0]
     matrix["arguments"] = {
         name: _by_answer(instructions, known[name], list(selected_arguments(rules, name)), arch)
         for name in sorted(rules)
-        if name in known and rules[name][0].tests
+        if name in known and rules[name][0].tests and rules[name] != usual.get(name)
     }
     return matrix
 
@@ -128,7 +139,7 @@ def main() -> int:
         print("the filter would allow more than before; if that is meant, pass --grow:", *grown, sep="\n  ")
         return 1
     GOLDEN.parent.mkdir(exist_ok=True)
-    GOLDEN.write_text(json.dumps(new, separators=(",", ":"), indent=None).replace('},"', '},\n"') + "\n")
+    GOLDEN.write_text(json.dumps(new, separators=(",", ":")).replace('},"', '},\n"') + "\n")
     return 0
 
 

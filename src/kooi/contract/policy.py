@@ -14,9 +14,9 @@ from kooi.contract.errors import InvalidPolicy, KooiError
 from kooi.contract.hosts import parse_rule
 from kooi.contract.limits import RANGES
 
-# `files` stands for both the files that may be seen and the limit on their number.
+# `files` is the limit on their number; which of the host's may be seen is `host_files`.
 CLAUSES: tuple[str, ...] = tuple(
-    dict.fromkeys([*RANGES, "files", "network", "environment", "processes_hidden", "kill", "landlock"])
+    dict.fromkeys([*RANGES, "host_files", "network", "environment", "processes_hidden", "kill", "landlock"])
 )
 LAYERS: tuple[str, ...] = ("landlock",)
 MAX_ENV_BYTES = 1024 * 1024

@@ -144,6 +144,8 @@ class OpenBox:
 
     async def end(self, why: str) -> None:
         """Kill the box, learn how it ended and close its stream. Safe twice; done to its end even when cancelled."""
+        if self.inherited:
+            return
         if self.lost is None:
             self.lost = why
         try:
@@ -153,8 +155,11 @@ class OpenBox:
             raise
 
     async def _end(self) -> None:
+        calls = [run.call.done for run in self.inflight if not run.call.done.done()]
+        if not calls:
+            self.client.close()  # nothing is under way, and a guest that hears it begins to go
         await self.box.kill()
-        if calls := [run.call.done for run in self.inflight if not run.call.done.done()]:
+        if calls:
             await asyncio.wait(calls, timeout=DRAIN_SECONDS)
         self.client.close()
         if self._watcher is not None:
@@ -207,6 +212,7 @@ def _forget() -> None:
     """In a forked child: drop the parent's streams without a word on them. Its boxes stay the parent's."""
     for held in list(_open):
         held.closed = held.closed or "it belongs to the process that this one was forked from"
+        held.inherited = True
         held.box.stream.close()
     _open.clear()
     _prepared.clear()

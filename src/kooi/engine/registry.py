@@ -14,12 +14,14 @@ import importlib.metadata
 import os
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 from kooi.contract.backend import Availability, Backend
 from kooi.contract.errors import InvalidRequest, KooiError, LevelUnavailable
 from kooi.contract.result import Strength
 from kooi.contract.spec import Spec
 from kooi.engine.enforce import host_facts
+from kooi.settings import load_settings
 
 GROUP = "kooi.backends"
 
@@ -61,7 +63,7 @@ def find(level: str) -> Backend:
         with held.lock:
             backend = held.backends.get(level)
             if backend is None:
-                backend = held.backends[level] = _load(level)
+                backend = held.backends[level] = _pooled(_load(level))
     return backend
 
 
@@ -145,6 +147,17 @@ def _load(level: str) -> Backend:
     known = (*levels(), *NOT_BUILT)
     near = difflib.get_close_matches(str(level), known, n=3) or list(levels())
     raise LevelUnavailable(f"there is no level {level!r}", key="level", fix=f"did you mean {', '.join(near)}?")
+
+
+def _pooled(backend: Backend) -> Backend:
+    """Return the backend, or a pool around it where the operator's settings ask for one."""
+    settings = load_settings()
+    if settings.pool_size == 0:
+        return backend
+    from kooi.engine.pool import Pool
+
+    # A pool has its inner backend's name, so its own is no constant of the class.
+    return cast(Backend, Pool(backend, size=settings.pool_size, memory_bytes=settings.pool_memory_bytes))
 
 
 def _plugged(point: importlib.metadata.EntryPoint) -> Backend:

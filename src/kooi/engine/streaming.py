@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -41,6 +42,7 @@ class RunStream:
         self._feed = _Feed()
         self._task: asyncio.Task[Result] | None = None
         self._result: Result | None = None
+        self._owner = os.getpid()
 
     @property
     def result(self) -> Result:
@@ -87,8 +89,9 @@ class RunStream:
     def __del__(self) -> None:
         """Kill the run if it still runs."""
         task = self._task
-        if task is not None and not task.done() and not task.get_loop().is_closed():
-            task.get_loop().call_soon_threadsafe(task.cancel)
+        if task is None or task.done() or task.get_loop().is_closed() or self._owner != os.getpid():
+            return
+        task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _begin(self) -> asyncio.Task[Result]:
         feed = self._feed

@@ -60,9 +60,11 @@ async def supervise(held: OpenBox, job: Job, *, last: bool = False) -> Result:
         raise
     if last or run.box_is_over:
         await held.end(run.why)
-    elif run.may_be_oom:
-        await held.settle(OOM_NOTICE_SECONDS)
     usage = run.used(before, await held.usage())
+    if held.lost is None:
+        await asyncio.sleep(0)  # a limit that this look at the box found met is told by an event
+        if run.may_be_oom:
+            await held.settle(OOM_NOTICE_SECONDS)
     if held.failed is not None:
         raise SetupFailed(f"the sandbox did not start: {held.failed}")
     result = run.result(usage)

@@ -8,6 +8,7 @@ code met and survived changes nothing here; it becomes an event of the result.
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 from kooi.contract.result import DecidedBy, ErrorInfo, Status
 
+_ERRNO = re.compile(r"\[Errno ([0-9]{1,4})\]")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -91,9 +93,8 @@ def _by_word(word: Told, ending: Ending) -> tuple[Status, DecidedBy]:
 
 def _disk_full(error: ErrorInfo | None, file_size: bool) -> bool:
     """Whether an uncaught exception is the operating system's word that the disk limit is met."""
-    if error is None or error.name.rpartition(".")[2] not in ("OSError", "IOError"):
+    if error is None or error.name != "OSError":
         return False
-    number, _, _ = error.value.removeprefix("[Errno ").partition("]")
-    if not number.isdecimal() or len(number) > 4:
-        return False
-    return int(number) in _FULL or (file_size and int(number) == errno.EFBIG)
+    match = _ERRNO.match(error.value)
+    number = int(match[1]) if match else 0
+    return number in _FULL or (file_size and number == errno.EFBIG)

@@ -83,6 +83,18 @@ def host_view(preload: tuple[str, ...] | None = None) -> View:
     )
 
 
+def native_view(preload: tuple[str, ...] | None = None) -> View:
+    """Return the running interpreter where it is, for a level without a root of its own."""
+    base = os.path.realpath(sys.base_prefix)
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if sys.prefix == sys.base_prefix:
+        found.append(f"{base}/lib/python3/dist-packages")
+    site = tuple(path for path in dict.fromkeys(found) if os.path.isdir(path))
+    python = f"{base}/bin/python{version}"
+    return View((), (), (), python, (*_stdlib_path(base, version), *site), WARM_STDLIB + tuple(preload or ()))
+
+
 def _stdlib_path(prefix: str, version: str) -> list[str]:
     lib = f"{prefix}/lib/python{version}"
     return [f"{prefix}/lib/python{version.replace('.', '')}.zip", lib, f"{lib}/lib-dynload"]

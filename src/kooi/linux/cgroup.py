@@ -8,6 +8,7 @@ All directories and files belong to the user of the spawner, never to a box; box
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 
 from kooi.contract.errors import KooiError, LevelUnavailable, SetupFailed
 from kooi.linux import cgroup_v2
@@ -18,7 +19,7 @@ from kooi.linux.cgroup_layout import NEEDED, Hierarchy, Layout, hierarchies, v1_
 from kooi.linux.cgroup_v1 import GroupV1
 from kooi.linux.cgroup_v2 import GroupV2
 
-__all__ = ["Counters", "Group", "Hierarchy", "Layout", "Tree", "kill_members", "layout", "planned", "remove_groups"]
+__all__ = ["Counters", "Group", "Hierarchy", "Layout", "Reader", "Tree", "kill_members", "layout", "planned", "remove_groups"]
 
 
 def layout(*, delegate: bool = False) -> Layout:
@@ -35,7 +36,16 @@ def layout(*, delegate: bool = False) -> Layout:
 
 
 def planned(where: Layout, name: str) -> dict[str, str]:
-    """Return the directories that `Tree.create(where, name)` will make, by controller; for the crash journal."""
+    """Return the directories that `Tree.create(where, name)` will make, for the crash journal.
+
+    By controller; "self" is the group that this process has to move to, where it does.
+    """
+    paths = _paths(where, name)
+    step = cgroup_v2.step(where, name)
+    return paths if step is None else {**paths, "self": step}
+
+
+def _paths(where: Layout, name: str) -> dict[str, str]:
     return {key: f"{parent}/{name}" for key, parent in where.parents.items()}
 
 
@@ -47,7 +57,7 @@ class Tree:
         if not name.startswith(PREFIX):
             raise SetupFailed(f"a tree's name starts with {PREFIX!r}, not {name!r}")
         self._where = where
-        self.paths = planned(where, name)
+        self.paths = _paths(where, name)
         self._fds: dict[str, int] = {}
         self.features: frozenset[str] = frozenset()
 
@@ -92,6 +102,26 @@ class Tree:
 
     def close(self) -> None:
         """Close the tree's descriptors and leave the groups."""
+        fds, self._fds = self._fds, {}
+        for fd in fds.values():
+            os.close(fd)
+
+
+class Reader:
+    """Another process's tree, to read the counters of its groups. Needs no right to change them."""
+
+    def __init__(self, kind: str, paths: Mapping[str, str], features: Iterable[str]) -> None:
+        self._kind = GroupV2 if kind == "v2" else GroupV1
+        self._paths = dict(paths)
+        self._features = frozenset(features)
+        self._fds = {key: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for key, path in paths.items()}
+
+    def group(self, name: str) -> Group:
+        """Return the existing group `name`; only its reading methods are of use."""
+        return self._kind(name, self._fds, self._paths, self._features, make=False)
+
+    def close(self) -> None:
+        """Close the tree's directories."""
         fds, self._fds = self._fds, {}
         for fd in fds.values():
             os.close(fd)

@@ -27,7 +27,14 @@ class Group:
     `parents` maps each controller to an open directory of the tree, `roots` the same to its path.
     """
 
-    def __init__(self, name: str, parents: Mapping[str, int], roots: Mapping[str, str], features: frozenset[str]):
+    def __init__(
+        self,
+        name: str,
+        parents: Mapping[str, int],
+        roots: Mapping[str, str],
+        features: frozenset[str],
+        make: bool = True,
+    ):
         self.name = check_name(name)
         self._parents = parents
         self._features = features
@@ -35,7 +42,7 @@ class Group:
         self.paths: dict[str, str] = {key: f"{root}/{name}" for key, root in roots.items()}
         made: list[int] = []
         try:
-            for fd in parents.values():
+            for fd in parents.values() if make else ():
                 os.mkdir(name, MODE, dir_fd=fd)
                 made.append(fd)
         except OSError as error:
@@ -144,13 +151,13 @@ class Group:
         """Remove the group in every hierarchy. A busy one is retried for 200 ms, then `KooiError`. Safe twice."""
         self.close()
         end = time.monotonic() + 0.2
-        for fd, path in zip(self._parents.values(), self.paths.values()):
+        for key, fd in self._parents.items():
             try:
                 os.rmdir(self.name, dir_fd=fd)
             except FileNotFoundError:
                 continue
             except OSError:
-                remove_group(path, end)
+                remove_group(self.paths[key], end)
 
     def close(self) -> None:
         """Close the kept descriptors; the group stays."""

@@ -10,12 +10,11 @@ hangs, in order of preference,
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from typing import NamedTuple
 
-from kooi.linux.cgroup_files import names, read_all, read_pids
+from kooi.linux.cgroup_files import names, read_all
 
 SLICE = "kooi.slice"
 NEEDED = ("memory", "pids")

@@ -13,7 +13,7 @@ import subprocess
 import time
 
 from kooi.contract.errors import KooiError
-from kooi.linux.cgroup_files import Counters, check_limit, field, number, read_all, read_pids, write
+from kooi.linux.cgroup_files import PREFIX, Counters, check_limit, field, number, read_all, read_pids, write
 from kooi.linux.cgroup_group import MODE, Group
 from kooi.linux.cgroup_layout import NEEDED, SLICE, Hierarchy, Layout, hierarchies, try_group
 
@@ -69,7 +69,9 @@ def v2_layout(found: tuple[Hierarchy, ...], *, delegate: bool = False, user_bus:
     if one is None:
         fix = "mount it: mount -t cgroup2 none /sys/fs/cgroup; in a container: --cgroupns=private and a writable mount"
         return Layout("none", found, {}, False, "no control group file system with memory and pids is mounted", fix)
-    tried = [_candidate(one.own, found)]
+    # A process that already stepped down for a tree is best off beside that tree.
+    own = os.path.dirname(one.own) if _is_step(one.own) else one.own
+    tried = [_candidate(own, found)]
     if os.geteuid() == 0:
         tried.insert(0, _candidate(one.mount, found, top=True))
     for candidate in tried:
@@ -83,6 +85,21 @@ def v2_layout(found: tuple[Hierarchy, ...], *, delegate: bool = False, user_bus:
     if failure is not None:
         return tried[-1]._replace(reason=f"{tried[-1].reason}; the user's service manager did not help: {failure}")
     return v2_layout(hierarchies())
+
+
+def _is_step(path: str) -> bool:
+    name = os.path.basename(path)
+    return name.startswith(PREFIX) and name.endswith("-self")
+
+
+def step(where: Layout, name: str) -> str | None:
+    """Return the group that this process moves to for the tree `name`; `None` if it stays where it is."""
+    return f"{_giver(where.parents['unified'])}/{name}-self" if where.move_self else None
+
+
+def _giver(parent: str) -> str:
+    """Return the group that has to give controllers to the trees in `parent` and may hold this process."""
+    return os.path.dirname(parent) if os.path.basename(parent) == SLICE else parent
 
 
 def _candidate(path: str, found: tuple[Hierarchy, ...], top: bool = False) -> Layout:
@@ -137,29 +154,27 @@ def enable(path: str) -> None:
 
 def prepare(where: Layout, name: str) -> None:
     """Make the way for the tree `name`: enable controllers above it, step down where needed."""
-    parent = where.parents["unified"]
-    if where.move_self:
-        leaf = f"{parent}/{name}-self"
+    parent, leaf = where.parents["unified"], step(where, name)
+    if leaf is not None:
         os.mkdir(leaf, MODE)
         write(f"{leaf}/cgroup.procs", b"0")
-    if os.path.basename(parent) == SLICE:
-        enable(os.path.dirname(parent))
+    enable(_giver(parent))
+    if parent != _giver(parent):
         os.makedirs(parent, MODE, exist_ok=True)
-    enable(parent)
+        enable(parent)
 
 
 def restore(where: Layout, name: str) -> None:
-    """Undo `prepare` as far as nobody else needs it: step up again, remove an empty `kooi.slice`."""
-    parent = where.parents.get("unified")
-    if where.kind != "v2" or parent is None:
+    """Undo `prepare` as far as nobody else needs it: remove an empty `kooi.slice`, step up again."""
+    if where.kind != "v2":
         return
-    leaf = f"{parent}/{name}-self"
+    parent, leaf = where.parents["unified"], step(where, name)
     try:
-        if os.path.basename(parent) == SLICE:
+        if parent != _giver(parent):
             os.rmdir(parent)
-        elif where.move_self and os.path.isdir(leaf):
-            write(f"{parent}/cgroup.subtree_control", b" ".join(b"-" + key.encode() for key in NEEDED))
-            write(f"{parent}/cgroup.procs", b"0")
+        if leaf is not None and os.path.isdir(leaf):
+            write(f"{_giver(parent)}/cgroup.subtree_control", b" ".join(b"-" + key.encode() for key in NEEDED))
+            write(f"{_giver(parent)}/cgroup.procs", b"0")
             os.rmdir(leaf)
     except (OSError, KooiError):
         pass  # another spawner lives there; the last one out removes it

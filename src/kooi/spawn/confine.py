@@ -8,7 +8,7 @@ Runs inside the box: standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from kooi.linux import caps, landlock, mounts, network, process, rlimits, seccomp
 
@@ -37,6 +37,8 @@ class Confinement:
             "loopback": network.loopback_up,
             "bounding_set": caps.drop_bounding,
             "private_home": private_home,
+            "home_quota": home_quota,
+            "data_links": data_links,
             "rlimits": set_rlimits,
             "capabilities": capabilities,
             "no_new_privileges": process.no_new_privileges,
@@ -110,15 +112,30 @@ def terminals() -> None:
     mounts.mount("devpts", "/dev/pts", "devpts", mounts.NOSUID | mounts.NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
 
 
-def private_home(path: str, size_bytes: Optional[int]) -> None:
-    """Mount a tmpfs over `path`, seen by this box alone."""
+def private_home(path: str) -> None:
+    """Mount a tmpfs over `path`, seen by this box alone; it gets its size later."""
     mounts.make_private()
-    mounts.mount("kooi", path, "tmpfs", _FLAGS, "mode=0700,size=%d" % (size_bytes or 0))
+    mounts.mount("kooi", path, "tmpfs", _FLAGS, "mode=0700,size=4k,nr_inodes=2")
+
+
+def home_quota(path: str, size_bytes: Optional[int], files: Optional[int]) -> None:
+    """Give the private home its size and its number of files, and go there."""
+    inodes = 0 if files is None else files + 1
+    mounts.mount("kooi", path, None, mounts.REMOUNT | _FLAGS, "size=%d,nr_inodes=%d" % (size_bytes or 0, inodes))
+    os.chdir(path)
+
+
+def data_links(path: str, sources: Mapping[str, str]) -> None:
+    """Show datasets by links in `path`, where there is no root of its own to show them in."""
+    if sources:
+        os.mkdir(path)
+    for name, source in sources.items():
+        os.symlink(source, path + "/" + name)
 
 
 def set_rlimits(**values: Optional[int]) -> None:
-    """Set per-process limits, hard and soft, ours and those that every box gets."""
-    rlimits.apply(rlimits.table({**rlimits.BASE, **values}))
+    """Set per-process limits, hard and soft; without any, those that every box gets."""
+    rlimits.apply(rlimits.table(values or rlimits.BASE))
 
 
 def capabilities(keep: Sequence[str]) -> None:

@@ -1,78 +1,154 @@
-"""The spawner's control groups: one tree, one group a blank, attached by a helper thread, off everybody's way."""
+"""The spawner's control groups: one tree, and slots in it that boxes use one after the other.
+
+Theory of operation. Making, filling and removing a group takes locks that another attachment may hold for 11-15 ms
+(a grace period of the kernel), so all three happen in one helper thread, never in the event loop. A slot whose box is
+dead goes back as it is, for the next blank; counters are differences, and a slot that still holds memory is not used
+again. The group itself can only be in one of three places: free, attached to one living box, or removed.
+"""
 
 from __future__ import annotations
 
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from kooi.contract.errors import KooiError
 from kooi.linux import cgroup
+from kooi.spawn.journal import Journal
 
-Attached = Callable[[OSError | None], None]
-_Job = tuple[cgroup.Group, int, Attached]
+# A slot whose last box left more than this charged (page cache, kernel memory) is removed instead of used again.
+_LEFTOVER_BYTES = 4 * 1024 * 1024
+
+
+class Slot:
+    """A control group, and where its counters stood when the present box got it."""
+
+    __slots__ = ("cpu_ns", "group", "oom", "pids", "pids_peak")
+
+    def __init__(self, group: cgroup.Group) -> None:
+        self.group = group
+        self.cpu_ns = self.oom = self.pids = self.pids_peak = 0
+
+    def begin(self, memory_bytes: int | None, processes: int | None) -> None:
+        """Set the limits of the box that gets it, and start its counters."""
+        self.group.set_limits(memory_bytes, processes)
+        self.group.reset_peaks()
+        counters = self.group.usage()
+        self.cpu_ns, self.pids_peak = counters.cpu_ns, counters.pids_peak or 0
+        self.oom, self.pids = self.group.oom_kills(), self.group.pids_hits()
+
+    def describe(self) -> dict[str, Any]:
+        """Return where the group is and where its counters began, for a reader elsewhere."""
+        base = [self.cpu_ns, self.pids_peak, self.oom, self.pids]
+        return {"name": self.group.name, "base": base}
+
+    def final(self) -> dict[str, Any]:
+        """Return what the box used in all."""
+        counters = self.group.usage()
+        return {
+            "cpu_ns": counters.cpu_ns - self.cpu_ns,
+            "memory_peak": counters.memory_peak,
+            "pids_peak": counters.pids_peak if (counters.pids_peak or 0) > self.pids_peak else None,
+            "oom": self.group.oom_kills() - self.oom,
+            "pids": self.group.pids_hits() - self.pids,
+        }
+
+
+Attached = Callable[["Slot | None", "Exception | None"], None]
+_Job = Callable[[], None]
 
 
 class Groups:
     """The tree of this spawner, or the reason why there is none."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._tree: cgroup.Tree | None = None
         self._count = 0
-        self._reason = "control groups were not asked for"
-        if config.get("cgroups", True):
-            self._open(config["name"])
+        self._free: deque[Slot] = deque()
+        self._reason = ""
+        self._layout: cgroup.Layout | None = None
+        self._journal = journal
+        self._record = 0
+        self._open(journal)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Attached, OSError | None]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        threading.Thread(target=self._attach_loop, name="attach", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="groups", daemon=True)
+        self._thread.start()
 
-    def _open(self, name: str) -> None:
+    def _open(self, journal: Journal) -> None:
         try:
-            layout = cgroup.layout(delegate=True)
-            self._tree = cgroup.Tree.create(layout, name)
+            self._layout = cgroup.layout(delegate=True)
+            if self._layout.available:
+                self._record = journal.intend("cgroup", paths=cgroup.planned(self._layout, journal.name))
+            self._tree = cgroup.Tree.create(self._layout, journal.name)
         except KooiError as error:
             self._reason = str(error)
 
+    @property
+    def present(self) -> bool:
+        """Whether boxes get control groups."""
+        return self._tree is not None
+
     def describe(self) -> dict[str, Any]:
-        """Return what the host is told: whether groups are there, where, or why not."""
-        if self._tree is None:
+        """Return what the host is told: whether groups are there, of which kind and where, or why not."""
+        if self._tree is None or self._layout is None:
             return {"cgroups": False, "reason": self._reason}
-        return {"cgroups": True, "paths": self._tree.paths}
+        features = sorted(self._tree.features)
+        return {"cgroups": True, "kind": self._layout.kind, "paths": self._tree.paths, "features": features}
 
-    def new(self) -> cgroup.Group | None:
-        """Make the next group; None where there are no groups."""
-        if self._tree is None:
-            return None
-        self._count += 1
-        return self._tree.group(f"box-{self._count}")
+    def attach(self, pid: int, then: Attached) -> None:
+        """Put `pid` into a slot in the helper thread; `then` gets the slot or the error, called by `deliver`."""
+        self._jobs.put(lambda: self._attach(pid, then))
 
-    def attach(self, group: cgroup.Group, pid: int, then: Attached) -> None:
-        """Put `pid` into `group` in the helper thread; `then` is called by `deliver`, with the error if it failed."""
-        self._jobs.put((group, pid, then))
+    def give_back(self, slot: Slot) -> None:
+        """Return the slot of a box that is dead."""
+        self._jobs.put(lambda: self._recycle(slot))
 
     def deliver(self) -> None:
         """Call what waits for finished attachments. In the event loop, when `wakeup_fd` is readable."""
         os.eventfd_read(self.wakeup_fd)
         while not self._done.empty():
-            then, error = self._done.get()
-            then(error)
+            self._done.get()()
 
     def close(self) -> None:
         """Kill whatever is left in the tree and remove it."""
         self._jobs.put(None)
+        self._thread.join(timeout=5)
         if self._tree is not None:
             self._tree.remove()
+            self._journal.done(self._record)
 
-    def _attach_loop(self) -> None:
+    def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            group, pid, then = job
-            error: OSError | None = None
-            try:
-                group.attach(pid)
-            except OSError as caught:
-                error = caught
-            self._done.put((then, error))
-            os.eventfd_write(self.wakeup_fd, 1)
+            job()
+
+    def _attach(self, pid: int, then: Attached) -> None:
+        slot: Slot | None = None
+        failure: Exception | None = None
+        try:
+            slot = self._free.popleft() if self._free else self._make()
+            slot.group.attach(pid)
+        except (OSError, KooiError) as error:
+            failure = error
+        self._done.put(lambda: then(slot, failure))
+        os.eventfd_write(self.wakeup_fd, 1)
+
+    def _make(self) -> Slot:
+        assert self._tree is not None
+        self._count += 1
+        return Slot(self._tree.group(f"box-{self._count}"))
+
+    def _recycle(self, slot: Slot) -> None:
+        try:
+            slot.group.thaw()
+            if not slot.group.populated() and slot.group.usage().memory_now <= _LEFTOVER_BYTES:
+                self._free.append(slot)
+                return
+            slot.group.remove()
+        except (OSError, KooiError):
+            # The tree's removal at the end tries again, and the journal knows the tree.
+            return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from kooi.contract.backend import BoxEvent, Posture, Snapshot
 from kooi.contract.errors import SetupFailed, Unsupported
 from kooi.contract.result import Usage
 from kooi.images.host import GUEST_ROOT
-from kooi.linux import process
+from kooi.linux import cgroup, process
 from kooi.spawn import messages
 from kooi.spawn.plan import BoxPlan, CellPlan
+from kooi.spawn.posture import posture_of
 
 SOURCE = str(Path(__file__).resolve().parent.parent.parent)
 _CELL_ENV = {
@@ -49,44 +50,105 @@ class SocketStream:
 class SpawnedBox:
     """A box that the spawner made."""
 
-    def __init__(self, handle: SpawnerHandle, number: int, stream: SocketStream) -> None:
+    def __init__(self, handle: SpawnerHandle, number: int, stream: SocketStream, home: str) -> None:
         self.stream = stream
+        self.home = home
         self.number = number
         self.pid = 0
         self._handle = handle
         self._events: asyncio.Queue[BoxEvent] = asyncio.Queue()
         self._over: asyncio.Future[BoxEvent] = handle.loop.create_future()
-        self._paths: Mapping[str, str] | None = None
+        self._opened: asyncio.Future[None] = handle.loop.create_future()
+        self._group: cgroup.Group | None = None
+        self._base: list[int] = []
+        self._oom = self._pids = 0
+        self._usage_asked: list[asyncio.Future[Usage]] = []
 
     def told(self, head: Mapping[str, Any]) -> None:
         """Take in one event of the spawner."""
         if "opened" in head:
-            self.pid, self._paths = head["opened"], head["paths"]
+            self.pid = head["opened"]
+            if head["slot"] is not None and self._handle.reader is not None:
+                self._group = self._handle.reader.group(head["slot"]["name"])
+                self._base = head["slot"]["base"]
+            self._set_opened()
         elif "failed" in head:
-            self._events.put_nowait(BoxEvent("failed", detail=head["failed"]))
-            if not self._over.done() and self.pid == 0:
-                self._finish(BoxEvent("failed", detail=head["failed"]))
+            self._finish(BoxEvent("failed", detail=head["failed"]))
+        elif "oom" in head:
+            self._note_counts(head["oom"], self._pids)
+        elif "usage" in head:
+            self._answer_usage(head["usage"])
         elif "exited" in head:
-            self._finish(_exited(head["exited"]))
+            final = head["exited"]
+            self._note_counts(final.get("oom", 0), final.get("pids", 0))
+            self._finish(BoxEvent("exited", usage=_final_usage(final)))
+
+    def _set_opened(self) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def _answer_usage(self, values: Mapping[str, Any]) -> None:
+        asked, self._usage_asked = self._usage_asked, []
+        for future in asked:
+            if not future.done():
+                future.set_result(_final_usage(values))
+
+    def _note_counts(self, oom: int, pids: int) -> None:
+        if oom > self._oom:
+            self._events.put_nowait(BoxEvent("oom", count=oom))
+        if pids > self._pids:
+            self._events.put_nowait(BoxEvent("pids_limit", count=pids))
+        self._oom, self._pids = max(oom, self._oom), max(pids, self._pids)
 
     def _finish(self, event: BoxEvent) -> None:
-        if not self._over.done():
-            self._over.set_result(event)
-            self._events.put_nowait(event)
-            self._handle.boxes.pop(self.number, None)
+        if self._over.done():
+            return
+        self._handle.boxes.pop(self.number, None)
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        self._over.set_result(event)
+        self._set_opened()
+        self._answer_usage({})
+        self._events.put_nowait(event)
 
     async def kill(self) -> None:
         """Kill it and wait until it is gone; safe twice."""
         if not self._over.done():
             self._handle.send({"op": "kill", "box": self.number})
             await asyncio.shield(self._over)
-        self.stream.close()
 
     async def usage(self) -> Usage:
         """Return what it used so far."""
+        if not self._opened.done():
+            await asyncio.shield(self._opened)
         if self._over.done():
             return self._over.result().usage or Usage()
-        return Usage()
+        if self._group is None:
+            return await self._ask_usage()
+        try:
+            return self._read_usage(self._group)
+        except OSError:
+            # Its group went to another box or away between two events; the last word is on its way.
+            await asyncio.shield(self._over)
+            return self._over.result().usage or Usage()
+
+    def _read_usage(self, group: cgroup.Group) -> Usage:
+        counters = group.usage()
+        cpu_ns, pids_peak, oom, pids = self._base
+        self._note_counts(group.oom_kills() - oom, group.pids_hits() - pids)
+        return Usage(
+            cpu_seconds=(counters.cpu_ns - cpu_ns) / 1e9,
+            memory_peak_bytes=counters.memory_peak,
+            processes_peak=counters.pids_peak if (counters.pids_peak or 0) > pids_peak else None,
+            processes_now=counters.pids_now,
+        )
+
+    async def _ask_usage(self) -> Usage:
+        future: asyncio.Future[Usage] = self._handle.loop.create_future()
+        self._usage_asked.append(future)
+        self._handle.send({"op": "usage", "box": self.number})
+        return await future
 
     async def events(self) -> AsyncIterator[BoxEvent]:
         """Yield what happens to it, up to `exited` or `failed`."""
@@ -109,18 +171,20 @@ class SpawnedBox:
         raise Unsupported("a box of this level cannot be stored", fix="use the level microvm")
 
     async def posture(self) -> Posture:
-        """Read it from outside."""
-        raise NotImplementedError
+        """Read its processes and mounts from outside."""
+        await asyncio.shield(self._opened)
+        return posture_of(self.pid)
 
 
-def _exited(final: Mapping[str, Any]) -> BoxEvent:
-    counters = final.get("counters")
-    if not counters:
-        return BoxEvent("exited", usage=Usage())
-    usage = Usage(
-        cpu_seconds=counters[0] / 1e9, memory_peak_bytes=counters[1], processes_peak=counters[4], processes_now=0
+def _final_usage(final: Mapping[str, Any]) -> Usage:
+    if not final:
+        return Usage()
+    return Usage(
+        cpu_seconds=final["cpu_ns"] / 1e9,
+        memory_peak_bytes=final["memory_peak"],
+        processes_peak=final["pids_peak"],
+        processes_now=final.get("pids_now", 0),
     )
-    return BoxEvent("exited", count=final.get("oom", 0), usage=usage)
 
 
 class SpawnerHandle:
@@ -132,6 +196,8 @@ class SpawnerHandle:
         self._config = config
         self._cells: dict[str, asyncio.Future[None]] = {}
         self._numbers = 0
+        self.alive = True
+        self.reader: cgroup.Reader | None = None
         self._started: asyncio.Future[Mapping[str, Any]] = loop.create_future()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -174,7 +240,7 @@ class SpawnerHandle:
         """Ask for a box in cell `key`; what is written to its stream meanwhile waits there."""
         ours, theirs = socket.socketpair()
         self._numbers += 1
-        box = SpawnedBox(self, self._numbers, SocketStream(ours))
+        box = SpawnedBox(self, self._numbers, SocketStream(ours), plan.home)
         self.boxes[box.number] = box
         head = {
             "op": "open",
@@ -182,7 +248,6 @@ class SpawnerHandle:
             "cell": key,
             "memory": plan.memory_bytes,
             "processes": plan.processes,
-            "watch": plan.watch_memory,
         }
         try:
             self.send(head, encoded, (theirs.fileno(),))
@@ -222,27 +287,38 @@ class SpawnerHandle:
                 else:
                     future.set_result(None)
         elif "started" in head:
-            self._started.set_result(head["started"])
+            started = head["started"]
+            if started["cgroups"]:
+                self.reader = cgroup.Reader(started["kind"], started["paths"], started["features"])
+            self._started.set_result(started)
 
     def _lost(self) -> None:
+        self.alive = False
         self.loop.remove_reader(self._socket.fileno())
+        if not self._started.done():
+            self._started.set_exception(SetupFailed("the spawner ended before it was ready"))
+        for future in self._cells.values():
+            if not future.done():
+                future.set_exception(SetupFailed("the spawner ended"))
         for box in list(self.boxes.values()):
             box.told({"failed": "the spawner ended"})
 
     async def close(self) -> None:
-        """End the spawner, and with it every box."""
+        """End the spawner, and with it every box; return when all is gone."""
+        self.alive = False
         self.loop.remove_reader(self._socket.fileno())
         self._socket.close()
         while self._process.poll() is None:
             await asyncio.sleep(0.002)
+        for box in list(self.boxes.values()):
+            box.told({"exited": {}})
+        if self.reader is not None:
+            self.reader.close()
 
 
 def _cell_message(plan: CellPlan) -> bytes:
-    import json
-
     view = plan.view
     binds = list(view.binds) + [(SOURCE + "/kooi", GUEST_ROOT + "/kooi")]
-    binds += [(source, "/data/" + name) for name, source in plan.datasets]
     zygote = {
         "python": view.python,
         "sys_path": view.sys_path,
@@ -257,6 +333,7 @@ def _cell_message(plan: CellPlan) -> bytes:
         "id_base": 0,
         "id_count": 1,
         "binds": binds,
+        "datasets": plan.datasets,
         "links": view.links,
         "texts": view.texts,
         "python": view.python,

@@ -15,15 +15,14 @@ from typing import Any
 
 from kooi.contract.backend import HostFacts
 from kooi.contract.spec import Spec
-from kooi.images.host import GUEST_ROOT, HOME, View
+from kooi.images.host import HOME, View
 
 CODE_ID = 1000
 # The agent, the file helper and the run's own supervision are not the code's: they come on top of its process limit.
 AGENT_PROCESSES = 2
-_AGENT_OPEN_FILES = 64
 
 _JAIL_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mount")
-_PLAIN_NAMESPACES = ("user", "pid", "net")
+_PLAIN_NAMESPACES = ("user", "pid", "net", "mount")
 
 # Unreachable for the code's ids already; masked as a second layer.
 _PROC_HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "modules", "interrupts", "timer_list", "sysrq-trigger", "acpi", "scsi")
@@ -61,9 +60,9 @@ class BoxPlan:
 
     steps: tuple[Step, ...]
     guest: Mapping[str, Any]
+    home: str
     memory_bytes: int | None
     processes: int | None
-    watch_memory: bool
 
     def encode(self) -> bytes:
         """Return what a blank is sent."""
@@ -98,18 +97,19 @@ def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
         namespaces=_JAIL_NAMESPACES,
         env=(),
         restrictions=restrictions,
-        prepare=_jail_prepare(facts, CODE_ID if ids != "single" else 0),
+        prepare=_jail_prepare(facts),
     )
     return Plan(cell, _jail_box(spec, facts, view, ids, restrictions))
 
 
-def _jail_prepare(facts: HostFacts, code_id: int) -> tuple[Step, ...]:
+def _jail_prepare(facts: HostFacts) -> tuple[Step, ...]:
     steps: list[Step] = [
-        ("workspace", {"owner": code_id}),
+        ("workspace", {"owner": CODE_ID}),
         ("proc", {"hidden": _PROC_HIDDEN, "read_only": ("sys",)}),
         ("terminals", {}),
         ("loopback", {}),
         ("bounding_set", {}),
+        ("rlimits", {}),
     ]
     if facts.landlock_abi >= 1:
         steps.append(("landlock_rules", _landlock(facts.landlock_abi)))
@@ -120,20 +120,15 @@ def _jail_box(spec: Spec, facts: HostFacts, view: View, ids: str, restrictions: 
     limits = spec.limits
     steps: list[Step] = [
         ("quota", {"size_bytes": limits.disk_bytes, "files": limits.files}),
-        ("rlimits", _rlimits(spec, facts, own_namespace=True)),
+        ("rlimits", _rlimits(spec, facts, own_count=True)),
         ("capabilities", {"keep": ("setuid", "setgid", "kill") if ids != "single" else ("kill",)}),
         ("no_new_privileges", {}),
     ]
     if facts.landlock_abi >= 1:
         steps.append(("landlock", {}))
     steps.append(("seccomp", {"restrictions": restrictions}))
-    return BoxPlan(
-        steps=tuple(steps),
-        guest=_guest(spec, view, home=HOME, code_id=CODE_ID if ids != "single" else None),
-        memory_bytes=limits.memory_bytes,
-        processes=None if limits.processes is None else limits.processes + AGENT_PROCESSES,
-        watch_memory=not facts.cgroup_writable and limits.memory_bytes is not None,
-    )
+    guest = _guest(spec, view, HOME, "/data", CODE_ID if ids != "single" else None)
+    return BoxPlan(tuple(steps), guest, HOME, limits.memory_bytes, _with_agent(limits.processes))
 
 
 def _landlock(abi: int) -> dict[str, Any]:
@@ -144,40 +139,47 @@ def _landlock(abi: int) -> dict[str, Any]:
     return {"clauses": clauses, "allow": allow + [(path, workspace) for path in (HOME, "/tmp", "/dev/shm")]}
 
 
-def plan_process(spec: Spec, facts: HostFacts, view: View) -> Plan:
-    """Compile a spec for the level `process`: no boundary, so no view, no ids of its own, no filter."""
+def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan:
+    """Compile a spec for the level `process`: no boundary, so no view, no ids of its own, no filter.
+
+    `home` is the folder over which each box mounts its private one.
+    """
+    prepare: list[Step] = [("private_home", {"path": home}), ("loopback", {}), ("rlimits", {})]
+    if facts.proc_in_userns:
+        prepare.append(("proc", {"hidden": (), "read_only": ()}))
     cell = CellPlan(
         isolated=False,
         ids="none",
         view=view,
-        datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
-        namespaces=_PLAIN_NAMESPACES if facts.user_namespaces else (),
+        datasets=(),
+        namespaces=_PLAIN_NAMESPACES,
         env=(),
         restrictions=(),
-        prepare=(),
+        prepare=tuple(prepare),
     )
     limits = spec.limits
-    steps: list[Step] = [
-        ("private_directory", {}),
-        ("rlimits", _rlimits(spec, facts, own_namespace=facts.user_namespaces) | {"file_bytes": limits.disk_bytes}),
+    own_count = facts.euid != 0
+    steps: tuple[Step, ...] = (
+        ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": limits.files}),
+        ("data_links", {"path": f"{home}/data", "sources": {d.name: d.source for d in spec.policy.datasets}}),
+        ("rlimits", _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes}),
+        ("capabilities", {"keep": ()}),
         ("no_new_privileges", {}),
-    ]
-    box = BoxPlan(
-        steps=tuple(steps),
-        guest=_guest(spec, view, home=None, code_id=None),
-        memory_bytes=limits.memory_bytes,
-        processes=None if limits.processes is None else limits.processes + AGENT_PROCESSES,
-        watch_memory=not facts.cgroup_writable and limits.memory_bytes is not None,
     )
-    return Plan(cell, box)
+    guest = _guest(spec, view, home, f"{home}/data", None)
+    return Plan(cell, BoxPlan(steps, guest, home, limits.memory_bytes, _with_agent(limits.processes)))
 
 
-def _rlimits(spec: Spec, facts: HostFacts, own_namespace: bool) -> dict[str, Any]:
+def _with_agent(processes: int | None) -> int | None:
+    return None if processes is None else processes + AGENT_PROCESSES
+
+
+def _rlimits(spec: Spec, facts: HostFacts, own_count: bool) -> dict[str, Any]:
     limits = spec.limits
     values: dict[str, Any] = {"open_files": limits.open_files}
-    if limits.processes is not None and own_namespace:
+    if limits.processes is not None and own_count:
         values["processes"] = limits.processes + AGENT_PROCESSES
-    if not facts.cgroup_writable or not own_namespace:
+    if not facts.cgroup_writable:
         values["data_bytes"] = limits.memory_bytes
     if limits.cpu_seconds is not None:
         # Per process, and only a backstop: the host measures the whole box.
@@ -185,13 +187,15 @@ def _rlimits(spec: Spec, facts: HostFacts, own_namespace: bool) -> dict[str, Any
     return values
 
 
-def _guest(spec: Spec, view: View, home: str | None, code_id: int | None) -> dict[str, Any]:
+def _guest(spec: Spec, view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
+    """Return what the agent is told: the fields of the guest's `Setup` that are plain data."""
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user"}
     return {
         "home": home,
+        "env": env,
         "code_uid": code_id,
         "code_gid": code_id,
-        "fresh": spec.fresh,
-        "python": view.python,
+        "python_argv": (view.python,),
         "sys_path": view.sys_path,
-        "guest_root": GUEST_ROOT,
+        "fresh": spec.fresh,
     }

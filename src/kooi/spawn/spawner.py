@@ -22,10 +22,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kooi.linux import process
+from kooi.linux import cgroup, process
 from kooi.spawn import messages
-from kooi.spawn.cells import Cell, Shop
 from kooi.spawn.groups import Groups
+from kooi.spawn.journal import Journal
+from kooi.spawn.reaper import reap
+from kooi.spawn.shop import Shop
 
 Handler = Callable[[], None]
 
@@ -40,6 +42,8 @@ class Spawner:
         self._poll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._shop: Shop | None = None
+        self._journal: Journal | None = None
+        self._closing = False
         self.watch(host.fileno(), self._from_host)
         self.watch(owner_pidfd, self._owner_gone)
 
@@ -55,10 +59,11 @@ class Spawner:
 
     def tell_host(self, head: dict[str, Any]) -> None:
         """Send the host an event; a host that is gone is noticed elsewhere."""
-        try:
-            self._outbox.send(head)
-        except OSError:
-            self._owner_gone()
+        if not self._closing:
+            try:
+                self._outbox.send(head)
+            except OSError:
+                self._owner_gone()
 
     def _want_write(self, wanted: bool) -> None:
         self._poll.modify(self._host.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
@@ -67,7 +72,7 @@ class Spawner:
         """Serve until the owner goes away; then kill and clean up everything."""
         try:
             while True:
-                timeout = self._shop.tick_seconds() if self._shop else None
+                timeout = self._shop.watchdog.seconds() if self._shop else None
                 for fd, events in self._poll.poll(timeout):
                     if events & select.EPOLLOUT:
                         self._outbox.flush()
@@ -77,12 +82,15 @@ class Spawner:
                     if handler is not None:
                         handler()
                 if self._shop:
-                    self._shop.tick()
+                    self._shop.watchdog.tick()
         except _OwnerGone:
             pass
         finally:
+            self._closing = True
             if self._shop:
                 self._shop.close()
+            if self._journal:
+                self._journal.close()
 
     def _owner_gone(self) -> None:
         raise _OwnerGone
@@ -103,9 +111,13 @@ class Spawner:
             self._shop.handle(operation, head, body, fds)
 
     def _start(self, config: dict[str, Any]) -> None:
-        groups = Groups(config)
-        self._shop = Shop(self, groups, config)
-        self.tell_host({"started": groups.describe()})
+        roots = [found.mount for found in cgroup.hierarchies()]
+        report = reap(config["run_dir"], uid_range=(config["uid_base"], config["uid_count"]), cgroup_roots=roots)
+        self._journal = Journal.create(config["run_dir"], owner=config["owner"])
+        groups = Groups(self._journal)
+        self._shop = Shop(self, groups, self._journal, config)
+        left = [f"{name}: {reason}" for name, reason in (*report.aside, *report.failed)]
+        self.tell_host({"started": {**groups.describe(), "reaped": report.reaped, "not_reaped": left}})
 
 
 class _OwnerGone(Exception):
@@ -124,6 +136,3 @@ def main(host_fd: int, owner_pidfd: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
-
-
-__all__ = ["Cell", "Spawner", "main"]

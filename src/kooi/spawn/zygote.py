@@ -26,7 +26,7 @@ import sys
 import traceback
 from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from kooi.guest import agent
+from kooi.guest import agent, fresh
 from kooi.linux import caps, namespaces, network, process, seccomp
 from kooi.spawn import confine
 
@@ -39,8 +39,8 @@ _FLAGS = {
     "mount": namespaces.NEWNS,
 }
 _MAX_MESSAGE = 1 << 18
-# What confinement itself needs; the plan's `capabilities` step gives up most of it.
 _FIRST = b"go"
+_CODE_ID = 1000
 
 
 def main(control_fd: int) -> NoReturn:
@@ -98,6 +98,8 @@ class _Zygote:
             self._flags |= _FLAGS[name]
         self._ids: str = config["ids"]
         self._prepare: Sequence[Any] = config["prepare"]
+        # The agent's own program for new interpreters, read while our files are in sight.
+        self._program = fresh.program()
 
     def serve_one(self) -> None:
         """Handle one message: fork one blank. The spawner's end closing is the end of the cell."""
@@ -117,7 +119,7 @@ class _Zygote:
         pid, pidfd = namespaces.fork_into(self._flags)
         if pid == 0:
             try:
-                _blank(blank_fd, self._ids != "none", self._prepare)
+                _blank(blank_fd, self._ids, self._prepare, self._program)
             finally:
                 os._exit(70)
         try:
@@ -132,13 +134,13 @@ class _Zygote:
             uid, gid = os.getuid(), os.getgid()
             namespaces.write_maps(pid, [(uid, uid, 1)], [(gid, gid, 1)], deny_setgroups=True)
         elif self._ids == "single":
-            namespaces.write_maps(pid, [(0, 0, 1)], [(0, 0, 1)], deny_setgroups=True)
+            namespaces.write_maps(pid, [(_CODE_ID, 0, 1)], [(_CODE_ID, 0, 1)], deny_setgroups=True)
         else:
             entries = [(0, message["agent"], 1), (message["code_inside"], message["code"], 1)]
             namespaces.write_maps(pid, entries, entries)
 
 
-def _blank(blank_fd: int, isolated: bool, prepare: Sequence[Any]) -> None:
+def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes) -> None:
     """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
     process.close_all_but((0, 1, 2, blank_fd))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -149,11 +151,13 @@ def _blank(blank_fd: int, isolated: bool, prepare: Sequence[Any]) -> None:
         return
     confinement = confine.Confinement()
     try:
-        if isolated:
+        if ids != "none":
             # After the control group: the new namespace's root is the group that this process is in now.
             namespaces.unshare(namespaces.NEWCGROUP)
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
+            if ids != "single":
+                os.setgroups([])
+                os.setresgid(0, 0, 0)
+                os.setresuid(0, 0, 0)
             socket.sethostname("kooi")
         process.set_dumpable(False)
         confinement.carry_out(prepare)
@@ -162,7 +166,8 @@ def _blank(blank_fd: int, isolated: bool, prepare: Sequence[Any]) -> None:
             return
         plan = json.loads(data)
         confinement.carry_out(plan["steps"])
-        setup = agent.Setup(**plan["guest"])
+        guest = {key: tuple(value) if isinstance(value, list) else value for key, value in plan["guest"].items()}
+        setup = agent.Setup(confine_code=caps.set_caps, program=program, **guest)
     except BaseException as error:
         control.send(json.dumps({"failed": str(error)}).encode())
         return

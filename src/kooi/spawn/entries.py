@@ -1,0 +1,64 @@
+"""What the spawner keeps count of: cells, the blanks and boxes that came from them, and boxes that are asked for."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections import deque
+from typing import Any
+
+from kooi.spawn.groups import Slot
+from kooi.spawn.ids import IdPairs
+from kooi.spawn.leases import Lease
+
+
+class Entry:
+    """One blank, later one box. `box` is the host's number for it, None while it is a blank."""
+
+    __slots__ = ("box", "cell", "control", "number", "pair", "pid", "pidfd", "slot", "watch")
+
+    def __init__(self, number: int, cell: Cell, control: socket.socket) -> None:
+        self.number = number
+        self.cell = cell
+        self.control = control
+        self.slot: Slot | None = None
+        self.pair: tuple[int, int] | None = None
+        self.pidfd = -1
+        self.pid = 0
+        self.box: int | None = None
+        self.watch: Any = None
+
+
+class Request:
+    """A box that the host asked for: its limits, its plan and its end of the stream."""
+
+    __slots__ = ("box", "memory", "plan", "processes", "stream")
+
+    def __init__(self, head: dict[str, Any], plan: bytes, stream: int) -> None:
+        self.box: int = head["box"]
+        self.memory: int | None = head["memory"]
+        self.processes: int | None = head["processes"]
+        self.plan = plan
+        self.stream = stream
+
+
+class Cell:
+    """One zygote and what came from it."""
+
+    def __init__(self, key: str, plan: dict[str, Any], control: socket.socket) -> None:
+        self.key = key
+        self.plan = plan
+        self.control = control
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.block: Lease | None = None
+        self.record = 0
+        self.ids: IdPairs | None = None
+        self.pidfd = -1
+        self.ready: deque[Entry] = deque()
+        self.waiting: deque[Request] = deque()
+        self.making: dict[int, Entry] = {}
+        self.boxes: set[Entry] = set()
+        self.served = 0
+        self.failures = 0
+        self.live = False
+        self.ended = False

@@ -1,0 +1,126 @@
+"""What a backend needs to make boxes from plans: one spawner per event loop, its cells, and plans kept by spec."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kooi.contract.backend import Availability, HostFacts
+from kooi.contract.spec import Spec
+from kooi.images.host import View, host_view
+from kooi.settings import Settings, load_settings, private_dir
+from kooi.spawn import datasets
+from kooi.spawn.handle import SpawnedBox, SpawnerHandle
+from kooi.spawn.plan import Plan
+
+UID_BLOCK = 4096
+_KEPT_PLANS = 256
+_PROBE_SECONDS = 20.0
+Viewer = Callable[[tuple[str, ...] | None], View]
+Planner = Callable[[Spec, HostFacts, View], Plan]
+
+
+class Service:
+    """Boxes of one level, on whatever event loop asks."""
+
+    def __init__(self, planner: Planner, ids: str, view: Viewer = host_view) -> None:
+        self._planner = planner
+        self._ids = ids
+        self._view = view
+        self._settings: Settings | None = None
+        self._handles: dict[asyncio.AbstractEventLoop, SpawnerHandle] = {}
+        self._plans: dict[Spec, tuple[Plan, bytes]] = {}
+        self._pid = os.getpid()
+
+    def plan(self, spec: Spec, facts: HostFacts) -> tuple[Plan, bytes]:
+        """Return the plan of a spec and its encoded box half; kept."""
+        known = self._plans.get(spec)
+        if known is None:
+            if len(self._plans) >= _KEPT_PLANS:
+                self._plans.clear()
+            plan = self._planner(spec, facts, self._view(spec.preload))
+            known = self._plans[spec] = plan, plan.box.encode()
+        return known
+
+    async def open(self, spec: Spec, facts: HostFacts) -> SpawnedBox:
+        """Ask for a box; it may not be there yet when this returns. Raises `SetupFailed`."""
+        plan, encoded = self.plan(spec, facts)
+        if spec.policy.datasets:
+            datasets.check(spec.policy.datasets, own_ids=plan.cell.ids in ("root", "subuid"))
+        handle = self.handle()
+        key = await handle.cell(plan.cell)
+        return handle.open(key, plan.box, encoded)
+
+    async def prove(self, spec: Spec, facts: HostFacts) -> Availability:
+        """Say whether a box starts here, by starting one and waiting for its guest's first word."""
+        box = await self.open(spec, facts)
+        try:
+            problem = await _greeting(box)
+        finally:
+            await box.kill()
+            box.stream.close()
+        if problem is not None:
+            return Availability(False, problem)
+        groups = await self.handle().started()
+        detail = {"ids": self._ids, "cgroup": str(groups.get("kind", "none"))}
+        if not groups["cgroups"]:
+            detail["cgroup_reason"] = str(groups["reason"])
+        return Availability(True, detail=detail)
+
+    def handle(self) -> SpawnerHandle:
+        """Return the spawner of the running loop, starting one if there is none."""
+        loop = asyncio.get_running_loop()
+        handle = self._handles.get(loop)
+        if handle is None or not handle.alive:
+            handle = self._handles[loop] = SpawnerHandle(loop, self._config())
+        return handle
+
+    async def close(self) -> None:
+        """End every spawner of this process; safe twice."""
+        if self._pid != os.getpid():
+            return
+        handles, self._handles = self._handles, {}
+        for loop, handle in handles.items():
+            if loop is asyncio.get_running_loop():
+                await handle.close()
+            else:
+                handle.abandon()
+
+    def _config(self) -> Mapping[str, Any]:
+        if self._settings is None:
+            self._settings = load_settings()
+        settings = self._settings
+        return {
+            "owner": os.getpid(),
+            "run_dir": str(private_dir(settings.run_dir)),
+            "ids": self._ids,
+            "uid_base": settings.uid_base,
+            "uid_count": settings.uid_count,
+            "uid_block": UID_BLOCK,
+            "blanks_ready": settings.blanks_ready,
+        }
+
+
+async def _greeting(box: SpawnedBox) -> str | None:
+    """Wait for a box's first word; return what went wrong, if anything did."""
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(box.stream.read_fd, lambda: None if heard.done() else heard.set_result(None))
+    failed = asyncio.ensure_future(_failure(box))
+    try:
+        await asyncio.wait([heard, failed], timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        loop.remove_reader(box.stream.read_fd)
+        failed.cancel()
+    if failed.done() and not failed.cancelled():
+        return failed.result()
+    return None if heard.done() else f"it did not answer within {_PROBE_SECONDS:.0f} s"
+
+
+async def _failure(box: SpawnedBox) -> str:
+    async for event in box.events():
+        if event.kind in ("failed", "exited"):
+            return event.detail or "it ended at once"
+    return "it ended at once"

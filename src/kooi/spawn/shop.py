@@ -1,0 +1,277 @@
+"""The spawner's blanks and boxes: kept ready, handed over, frozen, killed, and cleared away when they are dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from typing import Any
+
+from kooi.linux import process
+from kooi.spawn import messages
+from kooi.spawn.cells import Cells, Loop
+from kooi.spawn.entries import Cell, Entry, Request
+from kooi.spawn.groups import Groups, Slot
+from kooi.spawn.journal import Journal
+from kooi.spawn.watchdog import Watchdog
+
+_CODE_INSIDE = 1000
+# A zygote's queue holds about ten packets; it never gets more than it can take at once.
+_MAKING = 8
+_FAILURES = 3
+
+
+class Shop:
+    """Everything the host can ask for, by the host's numbers."""
+
+    def __init__(self, loop: Loop, groups: Groups, journal: Journal, config: dict[str, Any]) -> None:
+        self._loop = loop
+        self._groups = groups
+        self._cells = Cells(loop, self, journal, config)
+        self._ahead: int = config["blanks_ready"]
+        self._boxes: dict[int, Entry] = {}
+        self._numbers = 0
+        self.watchdog = Watchdog(self._out_of_memory)
+        loop.watch(groups.wakeup_fd, groups.deliver)
+
+    def handle(self, operation: str, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
+        """Do what one packet of the host asks."""
+        if operation == "open":
+            self._open(Request(head, body, fds[0]), head["cell"])
+        elif operation == "cell":
+            self._cells.start(head["cell"], json.loads(body))
+        elif operation == "kill":
+            self._kill(head["box"])
+        elif operation == "usage":
+            self._usage(head["box"])
+        elif operation in ("freeze", "thaw"):
+            self._freeze(head["box"], operation == "freeze")
+        else:
+            messages.close_all(fds)
+
+    def close(self) -> None:
+        """Kill every cell and remove all groups."""
+        self._cells.close()
+        self._groups.close()
+
+    # What becomes of cells.
+
+    def cell_ready(self, cell: Cell) -> None:
+        """Fill its stock of blanks."""
+        self._refill(cell)
+
+    def cell_ended(self, cell: Cell, reason: str) -> None:
+        """Let go of its blanks, and tell the host about boxes that never came. Its boxes report their own end."""
+        for entry in [*cell.making.values(), *cell.ready]:
+            if entry.pidfd < 0:
+                self._discard(entry)
+        for request in cell.waiting:
+            os.close(request.stream)
+            self._loop.tell_host({"box": request.box, "failed": reason})
+        cell.waiting.clear()
+        if reason != "replaced":
+            self._loop.tell_host({"cell": cell.key, "failed": reason})
+
+    def blank_made(self, cell: Cell, head: dict[str, Any], fds: list[int]) -> None:
+        """Put a new blank into a control group; it waits until that is done."""
+        entry = cell.making.get(head["blank"])
+        if entry is None or entry.pidfd >= 0 or len(fds) != 1:
+            messages.close_all(fds)
+            if entry is not None and entry.pidfd < 0:
+                self._discard(entry)
+            return
+        entry.pidfd = fds[0]
+        entry.pid = process.pid_of(entry.pidfd)
+        self._loop.watch(entry.pidfd, lambda: self._gone(entry))
+        if entry.pid <= 0:
+            return
+        if self._groups.present:
+            self._groups.attach(entry.pid, lambda slot, error: self._attached(entry, slot, error))
+        else:
+            self._attached(entry, None, None)
+
+    # Blanks.
+
+    def _refill(self, cell: Cell) -> None:
+        """Have as many blanks on the way as requests wait, and `ahead` more."""
+        if not cell.live or cell.ended:
+            return
+        serving = self._cells.serving.get(cell.key) is cell
+        wanted = len(cell.waiting) + (self._ahead if serving else 0) - len(cell.ready) - len(cell.making)
+        for _ in range(min(wanted, _MAKING - len(cell.making))):
+            if not self._make_blank(cell):
+                return
+
+    def _make_blank(self, cell: Cell) -> bool:
+        pair = cell.ids.take() if cell.ids is not None else None
+        if cell.ids is not None and pair is None:
+            return False
+        self._numbers += 1
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        entry = Entry(self._numbers, cell, ours)
+        entry.pair = pair
+        cell.making[entry.number] = entry
+        head: dict[str, Any] = {"blank": entry.number}
+        if pair is not None:
+            head |= {"agent": pair[0], "code": pair[1], "code_inside": _CODE_INSIDE}
+        try:
+            messages.send(cell.control, head, fds=[theirs.fileno()])
+        except OSError:
+            # A zygote that does not read is broken or hostile.
+            self._cells.end(cell, "its zygote does not answer")
+            return False
+        finally:
+            theirs.close()
+        return True
+
+    def _attached(self, entry: Entry, slot: Slot | None, error: Exception | None) -> None:
+        cell = entry.cell
+        entry.slot = slot
+        if entry.pidfd < 0:
+            # It died meanwhile; only its slot is left.
+            if slot is not None:
+                self._groups.give_back(slot)
+            return
+        if error is not None or cell.ended:
+            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            return
+        del cell.making[entry.number]
+        try:
+            entry.control.send(b"go")
+        except OSError:
+            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            return
+        if cell.waiting:
+            self._hand_over(entry, cell.waiting.popleft())
+        else:
+            cell.ready.append(entry)
+        self._refill(cell)
+
+    # Boxes.
+
+    def _open(self, request: Request, key: str) -> None:
+        cell = self._cells.serving.get(key)
+        if cell is None:
+            os.close(request.stream)
+            self._loop.tell_host({"box": request.box, "failed": "its cell is gone"})
+            return
+        cell.served += 1
+        if cell.ready:
+            self._hand_over(cell.ready.popleft(), request)
+        else:
+            cell.waiting.append(request)
+        self._refill(cell)
+        self._cells.rotate(cell)
+
+    def _hand_over(self, entry: Entry, request: Request) -> None:
+        """Make a blank the host's box: its limits, then its plan and stream."""
+        entry.box = request.box
+        entry.cell.failures = 0
+        entry.cell.boxes.add(entry)
+        self._boxes[request.box] = entry
+        try:
+            if entry.slot is not None:
+                entry.slot.begin(request.memory, request.processes)
+            else:
+                self.watchdog.add(entry, request.memory)
+            entry.control.setblocking(False)
+            socket.send_fds(entry.control, [request.plan], [request.stream])
+        except OSError as error:
+            self._loop.tell_host({"box": request.box, "failed": f"its blank could not be given the plan: {error}"})
+            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+        finally:
+            os.close(request.stream)
+        self._loop.watch(entry.control.fileno(), lambda: self._hear(entry))
+        slot = entry.slot.describe() if entry.slot is not None else None
+        self._loop.tell_host({"box": request.box, "opened": entry.pid, "slot": slot})
+
+    def _hear(self, entry: Entry) -> None:
+        """A blank says only why it could not become a box; that it could is the end of its control socket."""
+        try:
+            data = entry.control.recv(4096)
+        except OSError:
+            data = b""
+        self._loop.forget(entry.control.fileno())
+        if data:
+            self._loop.tell_host({"box": entry.box, "failed": data[:2000].decode("utf-8", "replace")})
+            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+
+    def _kill(self, box: int) -> None:
+        entry = self._boxes.get(box)
+        if entry is not None:
+            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            return
+        for cell in list(self._cells.serving.values()):
+            for request in list(cell.waiting):
+                if request.box == box:
+                    cell.waiting.remove(request)
+                    os.close(request.stream)
+        # Not there, or not any more: either way nothing of it is left.
+        self._loop.tell_host({"box": box, "exited": {}})
+
+    def _freeze(self, box: int, frozen: bool) -> None:
+        entry = self._boxes.get(box)
+        if entry is not None and entry.slot is not None:
+            if frozen:
+                entry.slot.group.freeze()
+            else:
+                entry.slot.group.thaw()
+
+    def _usage(self, box: int) -> None:
+        entry = self._boxes.get(box)
+        used = self.watchdog.usage(entry) if entry is not None else {}
+        self._loop.tell_host({"box": box, "usage": used})
+
+    def _out_of_memory(self, entry: Entry) -> None:
+        self._loop.tell_host({"box": entry.box, "oom": 1})
+        process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+
+    # Ends.
+
+    def _gone(self, entry: Entry) -> None:
+        """All processes of a blank or box are dead: report it and give back what it had."""
+        final: dict[str, Any] = {}
+        if entry.box is None:
+            if not entry.cell.ended:
+                self._blank_failed(entry)
+        else:
+            final = entry.slot.final() if entry.slot is not None else self.watchdog.remove(entry)
+        self._discard(entry)
+        cell = entry.cell
+        if entry.box is not None:
+            del self._boxes[entry.box]
+            cell.boxes.discard(entry)
+            self._loop.tell_host({"box": entry.box, "exited": final})
+        self._refill(cell)
+        self._cells.retire(cell)
+        self._cells.free(cell)
+
+    def _blank_failed(self, entry: Entry) -> None:
+        """Give a cell up whose blanks die one after the other, rather than make them for ever."""
+        entry.control.setblocking(False)
+        try:
+            said = entry.control.recv(4096).decode("utf-8", "replace")
+        except OSError:
+            said = ""
+        entry.cell.failures += 1
+        if entry.cell.failures >= _FAILURES:
+            self._cells.end(entry.cell, f"its blanks die before use: {said[:2000] or 'no reason given'}")
+
+    def _discard(self, entry: Entry) -> None:
+        cell = entry.cell
+        cell.making.pop(entry.number, None)
+        if entry in cell.ready:
+            cell.ready.remove(entry)
+        self._loop.forget(entry.control.fileno())
+        entry.control.close()
+        if entry.pidfd >= 0:
+            self._loop.forget(entry.pidfd)
+            os.close(entry.pidfd)
+            entry.pidfd = -1
+        if entry.slot is not None:
+            self._groups.give_back(entry.slot)
+            entry.slot = None
+        if entry.pair is not None and cell.ids is not None:
+            cell.ids.give_back(entry.pair)
+            entry.pair = None

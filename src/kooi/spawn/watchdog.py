@@ -1,0 +1,146 @@
+"""Boxes that no control group counts: their processes are read from /proc, and their memory every 20 ms.
+
+Resident memory alone is no measure: forks of a zygote share most of it. So it is only the trigger; near the limit the
+proportional sizes are read, largest process first, and the workspace's tmpfs is added, which no process may have mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kooi.spawn.entries import Entry
+
+TICK_SECONDS = 0.02
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_WORKSPACE = "/proc/{pid}/root/home/user"
+
+
+class Watch:
+    """One watched box: its limit, the resident size it began with, and what was seen so far."""
+
+    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported")
+
+    def __init__(self, limit: int | None, base: int) -> None:
+        self.limit = limit
+        self.base = base
+        self.peak = self.cpu_ns = self.pids_peak = 0
+        self.reported = False
+
+
+class Watchdog:
+    """Reads what boxes without a control group use; calls `exceeded` once for one that uses too much memory."""
+
+    def __init__(self, exceeded: Callable[[Entry], None]) -> None:
+        self._exceeded = exceeded
+        self._entries: dict[int, Entry] = {}
+        self._next = 0.0
+
+    def add(self, entry: Entry, limit: int | None) -> None:
+        """Begin to watch a box."""
+        entry.watch = Watch(limit, _resident(entry.pid))
+        self._entries[entry.number] = entry
+
+    def remove(self, entry: Entry) -> dict[str, Any]:
+        """Stop watching a box that is gone; return what it used as far as it was seen."""
+        self._entries.pop(entry.number, None)
+        return _report(entry.watch, 0) if entry.watch is not None else {}
+
+    def usage(self, entry: Entry) -> dict[str, Any]:
+        """Return what a box uses now."""
+        if entry.watch is None:
+            return {}
+        pids = tree(entry.pid)
+        self._sample(entry, entry.watch, pids)
+        return _report(entry.watch, len(pids))
+
+    def seconds(self) -> float | None:
+        """Return in how many seconds `tick` wants to be called; None when nothing is watched."""
+        return max(0.0, self._next - time.monotonic()) if self._entries else None
+
+    def tick(self) -> None:
+        """Look at every watched box, if it is time."""
+        now = time.monotonic()
+        if not self._entries or now < self._next:
+            return
+        self._next = now + TICK_SECONDS
+        for entry in list(self._entries.values()):
+            self._sample(entry, entry.watch, tree(entry.pid))
+
+    def _sample(self, entry: Entry, watch: Watch, pids: list[int]) -> None:
+        watch.pids_peak = max(watch.pids_peak, len(pids))
+        watch.cpu_ns = max(watch.cpu_ns, sum(map(_cpu_ns, pids)))
+        sizes = sorted(((max(0, _resident(pid) - watch.base), pid) for pid in pids), reverse=True)
+        used = _workspace_bytes(entry.pid) + sum(size for size, _ in sizes)
+        if watch.limit is not None and used > watch.limit // 2:
+            used = _workspace_bytes(entry.pid) + sum(_proportional(pid) for _, pid in sizes)
+        watch.peak = max(watch.peak, used)
+        if watch.limit is not None and used > watch.limit and not watch.reported:
+            watch.reported = True
+            self._exceeded(entry)
+
+
+def tree(root: int) -> list[int]:
+    """Return `root` and all its descendants; inside a pid namespace no orphan leaves its first process."""
+    found, ahead = [], [root]
+    while ahead:
+        pid = ahead.pop()
+        found.append(pid)
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                    ahead += map(int, file.read().split())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _report(watch: Watch, pids_now: int) -> dict[str, Any]:
+    return {
+        "cpu_ns": watch.cpu_ns,
+        "memory_peak": watch.peak,
+        "pids_peak": watch.pids_peak,
+        "pids_now": pids_now,
+        "oom": int(watch.reported),
+        "pids": 0,
+    }
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _resident(pid: int) -> int:
+    fields = _read(f"/proc/{pid}/statm").split()
+    return int(fields[1]) * _PAGE if len(fields) > 1 else 0
+
+
+def _cpu_ns(pid: int) -> int:
+    """Return the CPU time of a process and of its children that it has waited for."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return sum(map(int, fields[11:15])) * (1_000_000_000 // _TICKS) if len(fields) > 14 else 0
+
+
+def _proportional(pid: int) -> int:
+    """Return the private and shared-out anonymous and shared memory of a process, in bytes."""
+    total = 0
+    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+        if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def _workspace_bytes(pid: int) -> int:
+    """Return what is in the box's tmpfs; the path is the view's own, where the code can plant nothing."""
+    try:
+        found = os.statvfs(_WORKSPACE.format(pid=pid))
+    except OSError:
+        return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
