@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import platform
@@ -34,8 +35,9 @@ def everything_works() -> bool:
 
 
 def test_the_facts_fill_the_contract_and_agree_with_the_systems_own_tool() -> None:
-    found = facts.gather()
-    host = HostFacts(**found["host"])
+    found = facts.report()
+    host = HostFacts(**facts.gather())
+    assert dataclasses.asdict(host) == found["host"]
     assert (host.system, host.euid, host.landlock_abi) == ("Linux", os.geteuid(), landlock.abi())
     assert host.python == sys.executable and host.python_version == sys.version_info[:2]
     assert host.cpus == len(os.sched_getaffinity(0))
@@ -43,7 +45,7 @@ def test_the_facts_fill_the_contract_and_agree_with_the_systems_own_tool() -> No
 
 
 def test_whatever_is_missing_has_a_reason_and_nothing_else_has() -> None:
-    found = facts.gather()
+    found = facts.report()
     optional = [*NAMESPACE_FIELDS, "landlock_abi", "cgroup_writable", "subuid_count", "newuidmap"]
     missing = {field for field in optional if not found["host"][field]}
     missing |= {"cgroup"} if found["host"]["cgroup"] == "none" else set()
@@ -74,7 +76,7 @@ def test_an_ordinary_user_gets_facts_of_his_own(user: Any) -> None:
         os.setgroups([])
         os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
         os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
-        return [facts.gather(), everything_works()]
+        return [facts.report(), everything_works()]
 
     found, works = in_child(as_user)
     assert found["host"]["euid"] == user.pw_uid
@@ -98,7 +100,7 @@ def refuse(number: int, code: int) -> None:
 def gather_without(name: str, code: int) -> Any:
     def run() -> Any:
         refuse(numbers(os.uname().machine)[name], code)
-        return facts.gather()
+        return facts.report()
 
     return in_child(run)
 
@@ -132,7 +134,7 @@ def test_a_masked_proc_is_found_out() -> None:
         libc.syscall(libc.nr("unshare"), NEWNS)
         libc.syscall(libc.nr("mount"), b"none", b"/", None, 0x44000, None)
         libc.syscall(libc.nr("mount"), b"/dev/null", b"/proc/meminfo", None, 0x1000, None)
-        return facts.gather()
+        return facts.report()
 
     if not everything_works():
         pytest.skip("no user namespaces here")
@@ -149,7 +151,7 @@ def test_a_limit_of_no_user_namespaces_is_named() -> None:
         libc.syscall(libc.nr("unshare"), NEWUSER)
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
-        return facts.gather()
+        return facts.report()
 
     if not everything_works():
         pytest.skip("no user namespaces here")
@@ -160,7 +162,7 @@ def test_a_limit_of_no_user_namespaces_is_named() -> None:
 
 def test_a_probe_that_cannot_run_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    found = facts.gather()
+    found = facts.report()
     assert not any(found["host"][field] for field in NAMESPACE_FIELDS)
     assert "could not be tried" in found["reasons"]["user_namespaces"]
 
@@ -210,7 +212,7 @@ def test_sub_uids_are_found_by_name_and_by_number(tmp_path: Path) -> None:
 
 
 def test_the_detail_is_what_the_kernel_says() -> None:
-    detail = facts.gather()["detail"]
+    detail = facts.report()["detail"]
     for name, value in detail["sysctls"].items():
         assert Path("/proc/sys", *name.split(".")).read_text().strip() == value
     folder = Path("/sys/devices/system/cpu/vulnerabilities")
@@ -221,7 +223,7 @@ def test_another_system_has_none_of_it_and_says_so(monkeypatch: pytest.MonkeyPat
     mac = platform.uname()._replace(system="Darwin", release="23.1.0", machine="arm64")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(platform, "uname", lambda: mac)
-    found = facts.gather()
+    found = facts.report()
     host = HostFacts(**found["host"])
     assert (host.system, host.landlock_abi, host.cgroup, host.user_namespaces) == ("Darwin", 0, "none", False)
     assert all("Darwin" in reason for reason in found["reasons"].values()) and len(found["reasons"]) == 8
