@@ -47,5 +47,5 @@ PROGRAM = Program(
     control=CONTROL,
     harm=either(stolen, _opened),
     refused=marked("done"),
-    expect=Expectation(clause="files"),
+    expect=Expectation(clause="host_files"),
 )

@@ -49,6 +49,6 @@ PROGRAM = Program(
     control=CONTROL,
     harm=got_out,
     refused=_stayed,
-    expect=Expectation(clause="files"),
+    expect=Expectation(clause="host_files"),
     attack=_attack,
 )

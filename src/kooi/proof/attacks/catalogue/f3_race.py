@@ -70,7 +70,7 @@ PROGRAM = Program(
     control=CONTROL,
     harm=_raced,
     refused=_held,
-    expect=Expectation(clause="files"),
+    expect=Expectation(clause="host_files"),
     attack=_attack,
     seconds=15.0,
 )

@@ -50,6 +50,6 @@ PROGRAM = Program(
     control=CONTROL,
     harm=_fetched,
     refused=_refused,
-    expect=Expectation(clause="files"),
+    expect=Expectation(clause="host_files"),
     attack=_attack,
 )

@@ -70,6 +70,6 @@ PROGRAM = Program(
     control=CONTROL,
     harm=_leaked,
     refused=_private,
-    expect=Expectation(clause="files"),
+    expect=Expectation(clause="host_files"),
     attack=_attack,
 )
