@@ -25,10 +25,10 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Callable, List, Mapping, NoReturn, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Sequence, Tuple
 
 from kooi.guest import agent, fresh
-from kooi.linux import caps, namespaces, network, process, seccomp
+from kooi.linux import caps, namespaces, process, seccomp
 from kooi.spawn import confine
 
 _FLAGS = {
@@ -169,7 +169,9 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes, fork
             return
         plan = json.loads(data)
         confinement.carry_out(plan["steps"])
-        guest = {key: tuple(value) if isinstance(value, list) else value for key, value in plan["guest"].items()}
+        guest: Dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plan["guest"].items()
+        }
         # Code with an id of its own loses its capabilities with the agent's id.
         confine_code = caps.set_caps if guest["code_uid"] is None else None
         setup = agent.Setup(confine_code=confine_code, program=program, fork=fork, **guest)
@@ -183,7 +185,9 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes, fork
 def _receive(connection: socket.socket) -> Tuple[bytes, List[int]]:
     """Receive one message and the descriptors with it; close-on-exec."""
     fds = array.array("i")
-    data, ancillary, _flags, _address = connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _flags, _address = connection.recvmsg(
+        _MAX_MESSAGE, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
