@@ -332,6 +332,7 @@ def _cell_message(plan: CellPlan) -> bytes:
         "namespaces": plan.namespaces,
         "ids": plan.ids,
         "prepare": plan.prepare,
+        "env": dict(plan.env),
     }
     build = {
         "ids": plan.ids,
@@ -343,13 +344,13 @@ def _cell_message(plan: CellPlan) -> bytes:
         "texts": view.texts,
         "python": view.python,
         "guest_root": GUEST_ROOT,
-        "env": list((_CELL_ENV | dict(plan.env)).items()),
+        "env": list(_CELL_ENV.items()),
     }
     message = {
         "isolated": plan.isolated,
         "ids": plan.ids,
         "source": SOURCE,
-        "env": list((_CELL_ENV | dict(plan.env)).items()),
+        "env": list(_CELL_ENV.items()),
         "build": build,
         "zygote": zygote,
     }

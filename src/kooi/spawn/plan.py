@@ -113,7 +113,7 @@ def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
         view=view,
         datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
         namespaces=_JAIL_NAMESPACES,
-        env=(),
+        env=_base_env(HOME, "/data"),
         restrictions=restrictions,
         prepare=_jail_prepare(facts),
     )
@@ -171,7 +171,7 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
         view=view,
         datasets=(),
         namespaces=_PLAIN_NAMESPACES,
-        env=(),
+        env=_base_env(home, f"{home}/data"),
         restrictions=(),
         prepare=tuple(prepare),
     )
@@ -208,12 +208,16 @@ def _rlimits(spec: Spec, facts: HostFacts, own_count: bool) -> dict[str, Any]:
     return values
 
 
+def _base_env(home: str, data: str) -> tuple[tuple[str, str], ...]:
+    path = "/usr/local/bin:/usr/bin:/bin"
+    return (("PATH", path), ("HOME", home), ("LANG", "C.UTF-8"), ("KOOI_DATA", data), ("USER", "user"))
+
+
 def _guest(spec: Spec, view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
     """Return what the agent is told: the fields of the guest's `Setup` that are plain data."""
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user"}
     return {
         "home": home,
-        "env": env,
+        "env": dict(_base_env(home, data)),
         "code_uid": code_id,
         "code_gid": code_id,
         "python_argv": (view.python,),

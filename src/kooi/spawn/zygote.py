@@ -27,7 +27,7 @@ import sys
 import traceback
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Sequence, Tuple
 
-from kooi.guest import agent, fresh
+from kooi.guest import agent, children, fresh
 from kooi.linux import caps, namespaces, process, seccomp
 from kooi.spawn import confine
 
@@ -78,6 +78,10 @@ def _warm(config: Mapping[str, Any]) -> None:
         raise ImportError("preload: " + ", ".join(failed))
     seccomp.program(*config["restrictions"])
     _rehearse()
+    children.look_ahead()
+    # What every box begins with, so that an agent finds its environment as it should be.
+    os.environ.clear()
+    os.environ.update(config["env"])
     del own
     gc.collect()
     gc.freeze()
