@@ -95,3 +95,13 @@ def test_the_example_file_is_accepted(tmp_path: Path) -> None:
 
 def test_agents_md_is_short() -> None:
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) < 80
+
+
+def test_every_bar_is_described_with_its_bound() -> None:
+    from kooi.proof.bench.bars import BARS
+
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    for bar in BARS:
+        (line,) = [line for line in lines if f"`{bar.name}`" in line.split("|")[1]]
+        assert f"{bar.required:g}" in line and (bar.aim is None or f"{bar.aim:g}" in line), line

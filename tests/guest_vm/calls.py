@@ -35,8 +35,8 @@ def main(path, names):
                 traceback.print_exc()
                 outcome = "failed"
         counts[outcome] += 1
-        print("%-8s %6.2f s  %s" % (outcome, time.monotonic() - start, name), flush=True)
-    print(", ".join("%d %s" % (count, outcome) for outcome, count in counts.items()), flush=True)
+        print(f"{outcome:8} {time.monotonic() - start:6.2f} s  {name}", flush=True)
+    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
     return 1 if counts["failed"] else 0 if counts["passed"] else 2
 
 

@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-SKIPPED = {"test", "tests", "idlelib", "ensurepip", "tkinter", "turtledemo", "lib2to3", "dist-packages", "site-packages"}
+SKIPPED = {
+    "test",
+    "tests",
+    "idlelib",
+    "ensurepip",
+    "tkinter",
+    "turtledemo",
+    "lib2to3",
+    "dist-packages",
+    "site-packages",
+}
+VERSION_CONTROL = frozenset({".git", ".mypy_cache", ".ruff_cache"})
 
 
 class Cpio:
@@ -48,10 +59,14 @@ class Cpio:
         info = source.stat()
         self.data(name, source.read_bytes(), stat.S_IMODE(info.st_mode) & 0o755, int(info.st_mtime))
 
-    def tree(self, source: Path, name: str) -> None:
-        """Copy the files below `source`, without tests and version control."""
-        for path in _walk(source):
-            self.copy(path, f"{name}/{path.relative_to(source)}")
+    def tree(self, source: Path, name: str, links: bool = False) -> None:
+        """Copy the files below `source` except version control; with `links` symbolic links stay links."""
+        for path in _walk(source, links=links):
+            inside = f"{name}/{path.relative_to(source)}"
+            if links and path.is_symlink():
+                self.link(inside, os.readlink(path))
+            else:
+                self.copy(path, inside)
 
     def close(self) -> None:
         self._entry("TRAILER!!!", 0, b"", 0)
@@ -65,12 +80,13 @@ class Cpio:
         self._file.write(raw + bytes(-(110 + len(raw)) % 4) + data + bytes(-len(data) % 4))
 
 
-def _walk(source: Path, skipped: frozenset[str] = frozenset({".git", ".mypy_cache", ".ruff_cache"})) -> Iterator[Path]:
+def _walk(source: Path, skipped: frozenset[str] = VERSION_CONTROL, links: bool = False) -> Iterator[Path]:
     for folder, folders, files in os.walk(source):
-        folders[:] = sorted(name for name in folders if name not in skipped)
-        for name in sorted(files):
+        linked = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = sorted(name for name in folders if name not in skipped and name not in linked)
+        for name in sorted(files + linked):
             path = Path(folder, name)
-            if path.is_file():
+            if path.is_file() or (links and path.is_symlink()):
                 yield path
 
 
@@ -111,5 +127,6 @@ def add_system(cpio: Cpio) -> None:
             cpio.folder(f"usr/{name}")
             cpio.link(name, f"usr/{name}")
     cpio.data("etc/passwd", b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"
+                            b"messagebus:x:100:102::/:/bin/false\n"
                             b"nobody:x:65534:65534::/:/bin/false\n")  # fmt: skip
-    cpio.data("etc/group", b"root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n")
+    cpio.data("etc/group", b"root:x:0:\ntty:x:5:\nuser:x:1000:\nmessagebus:x:102:\nnogroup:x:65534:\n")

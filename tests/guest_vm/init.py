@@ -1,5 +1,7 @@
 """Process 1 of the test guest: mounts what a system has, runs one test, says how it ended, switches the machine off.
 
+With "systemd" it makes way for that; the test is a service then, and this program is called again before and after it.
+
 It runs on whatever Python was packed and imports only the standard library. `/vm.json` says what to do. The first line
 on the second serial port is `ready`, the last `{"exit": N}`; all output of the test goes to the first.
 """
@@ -23,7 +25,7 @@ FINIT_MODULE = 313
 def call(result, what):
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, "%s: %s" % (what, os.strerror(number)))
+        raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def mount(source, target, kind, flags=0, data=None):
@@ -96,8 +98,31 @@ def run(todo):
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
         if done == 0:
             time.sleep(0.005)
-    print("the test did not end in %d s" % todo["seconds"], flush=True)
+    print(f"the test did not end in {todo['seconds']:g} s", flush=True)
     return 124
+
+
+def report(line):
+    fd = os.open("/dev/ttyS1", os.O_WRONLY | os.O_NOCTTY)
+    os.write(fd, line.encode() + b"\n")
+    call(LIBC.tcdrain(fd), "drain")
+    os.close(fd)
+
+
+def power_off():
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(0.1)
+    LIBC.reboot(POWER_OFF)
+    os._exit(1)
+
+
+def over():
+    """Report how the service ended, from what systemd says in the environment."""
+    status = os.environ.get("EXIT_STATUS", "")
+    code = int(status) if status.isdigit() else 124 if os.environ.get("SERVICE_RESULT") == "timeout" else 125
+    report(json.dumps({"exit": code, "said": os.environ.get("SERVICE_RESULT")}))
+    power_off()
 
 
 def main():
@@ -106,24 +131,26 @@ def main():
         move_root()
         with open("/vm.json") as file:
             todo = json.load(file)
+        if todo["systemd"]:
+            load_modules("/modules")
+            os.execv("/usr/lib/systemd/systemd", ["systemd"])
         mounts(todo["cgroup"])
-        report = os.open("/dev/ttyS1", os.O_WRONLY | os.O_NOCTTY)
         load_modules("/modules")
         loopback_up()
-        os.write(report, b"ready\n")
+        report("ready")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = run(todo)
         sys.stdout.flush()
-        os.write(report, json.dumps({"exit": code}).encode() + b"\n")
-        call(LIBC.tcdrain(report), "drain")
+        report(json.dumps({"exit": code}))
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(0.1)
-        LIBC.reboot(POWER_OFF)
-        os._exit(1)
+        power_off()
 
 
-main()
+if sys.argv[1:] == ["ready"]:
+    report("ready")
+elif sys.argv[1:] == ["over"]:
+    over()
+else:
+    main()

@@ -2,7 +2,7 @@
 
     python tests/guest_vm/run.py [options] -- FILE [ARGUMENT...]
 
-The guest has the host's Python, this project's `src`, what `--include` names and nothing else; no disk and no network.
+The guest has the host's Python, this project's `src` and `tests`, and what `--include` names; no disk, no network.
 Its kernel is the distribution's cloud kernel, its only memory is RAM, and QEMU emulates the processor (no KVM), so it
 runs anywhere at about a tenth of the speed. Exit code: that of the test; 77 when there is no QEMU or no kernel; 124
 when something took too long. The machine ends with this program, however that ends.
@@ -19,21 +19,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import image
 import kernel
+import with_systemd
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
 QEMU = "qemu-system-x86_64"
 SKIP, TIMEOUT = 77, 124
-PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Job:
     seconds: float = 240.0
     boot_seconds: float = 60.0
     python: Path = Path("/usr/bin/python3")
+    systemd: bool = False
     command_line: str = ""
 
 
@@ -64,37 +66,41 @@ def start(job: Job, *, fetch: bool = False, out: int = 1) -> int:
     """Run `job` in a new guest, its output to the descriptor `out`; return the exit code."""
     if shutil.which(QEMU) is None:
         raise Unavailable(f"{QEMU} is not installed (apt-get install --no-install-recommends qemu-system-x86)")
+    if job.systemd and with_systemd.missing():
+        raise Unavailable(f"the host has no {', '.join(with_systemd.missing())} to take along")
     try:
         linux = kernel.find(fetch=fetch)
-        with tempfile.TemporaryDirectory(prefix="kooi-guest-vm-") as folder:
-            initrd = Path(folder, "initrd")
-            write_image(job, linux, initrd)
-            return boot(job, linux, initrd, out)
+        # Kept in memory only, so that nothing is left however this ends.
+        with open(os.memfd_create("initrd"), "wb") as file:
+            write_image(job, linux, file)
+            file.flush()
+            return boot(job, linux, file.fileno(), out)
     except kernel.NoKernel as error:
         raise Unavailable(str(error)) from error
 
 
-def write_image(job: Job, linux: kernel.Kernel, target: Path) -> None:
+def write_image(job: Job, linux: kernel.Kernel, file: BinaryIO) -> None:
     """Write the initial RAM disk for `job`."""
-    with open(target, "wb") as file:
-        cpio = image.Cpio(file)
-        image.add_system(cpio)
-        image.add_python(cpio, job.python)
-        cpio.data("init", f"#!{job.python} -ISB\n".encode() + (HERE / "init.py").read_bytes(), 0o755)
-        cpio.copy(HERE / "calls.py", "calls.py")
-        cpio.tree(PROJECT / "src", "kooi/src")
-        inside = f"kooi/tests/{job.file.name}"
-        if PROJECT / "tests" in job.file.resolve().parents:
-            inside = f"kooi/{job.file.resolve().relative_to(PROJECT)}"
-            for sibling in sorted(job.file.parent.glob("*.py")):
-                cpio.copy(sibling, f"{os.path.dirname(inside)}/{sibling.name}")
-        cpio.copy(job.file, inside)
-        for source, name in job.includes:
-            cpio.tree(source, name) if source.is_dir() else cpio.copy(source, name)
-        for index, path in enumerate(linux.with_dependencies(job.modules)):
-            cpio.copy(path, f"modules/{index:03d}-{path.name}")
-        cpio.data("vm.json", json.dumps(todo(job, inside)).encode())
-        cpio.close()
+    cpio = image.Cpio(file)
+    image.add_system(cpio)
+    image.add_python(cpio, job.python)
+    cpio.data("init", f"#!{job.python} -ISB\n".encode() + (HERE / "init.py").read_bytes(), 0o755)
+    cpio.copy(HERE / "calls.py", "calls.py")
+    cpio.tree(PROJECT / "src", "kooi/src")
+    inside = f"kooi/tests/{job.file.name}"
+    if PROJECT / "tests" in job.file.resolve().parents:
+        inside = f"kooi/{job.file.resolve().relative_to(PROJECT)}"
+    cpio.copy(job.file, inside)
+    cpio.tree(PROJECT / "tests", "kooi/tests")
+    cpio.copy(PROJECT / "pyproject.toml", "kooi/pyproject.toml")
+    for source, name in job.includes:
+        cpio.tree(source, name) if source.is_dir() else cpio.copy(source, name)
+    for index, path in enumerate(linux.with_dependencies(job.modules)):
+        cpio.copy(path, f"modules/{index:03d}-{path.name}")
+    cpio.data("vm.json", json.dumps(todo(job, inside)).encode())
+    if job.systemd:
+        with_systemd.add(cpio, todo(job, inside))
+    cpio.close()
 
 
 def todo(job: Job, inside: str) -> dict[str, object]:
@@ -107,25 +113,27 @@ def todo(job: Job, inside: str) -> dict[str, object]:
         "env": {**env, **job.env},
         "uid": job.uid,
         "cgroup": job.cgroup,
-        "cwd": "/kooi" if job.how != "pytest" else f"/{os.path.dirname(inside)}",
+        "systemd": job.systemd,
+        "cwd": "/kooi",
         "seconds": job.seconds,
     }
 
 
-def boot(job: Job, linux: kernel.Kernel, initrd: Path, out: int) -> int:
+def boot(job: Job, linux: kernel.Kernel, initrd: int, out: int) -> int:
     """Start QEMU, copy its console to `out`, and end it; return the guest's exit code."""
     control, theirs = os.pipe()
+    status = "systemd.show_status=0" if job.systemd else ""
     command = [
-        QEMU, "-M", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(job.cpus), "-m", str(job.memory_mib),
-        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none",
-        "-kernel", str(linux.image), "-initrd", str(initrd),
-        "-append", f"console=ttyS0 loglevel=3 panic=-1 rdinit=/init tsc=reliable mitigations=off {job.command_line}",
-        "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-        "-add-fd", f"fd={theirs},set=1", "-chardev", "file,id=report,path=/dev/fdset/1,append=on", "-serial", "chardev:report",
+        QEMU, "-name", f"kooi-guest-vm-{os.getpid()}", "-M", "pc", "-accel", "tcg,thread=multi", "-cpu", "max",
+        "-smp", str(job.cpus), "-m", str(job.memory_mib), "-nodefaults", "-no-user-config", "-display", "none",
+        "-no-reboot", "-nic", "none", "-kernel", str(linux.image), "-initrd", f"/proc/self/fd/{initrd}",
+        "-append", f"console=ttyS0 loglevel=3 panic=-1 rdinit=/init tsc=reliable {status} {job.command_line}",
+        "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console", "-add-fd", f"fd={theirs},set=1",
+        "-chardev", "file,id=report,path=/dev/fdset/1,append=on", "-serial", "chardev:report",
     ]  # fmt: skip
     machine = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        pass_fds=(theirs,), preexec_fn=_die_with_parent,
+        pass_fds=(theirs, initrd), preexec_fn=_die_with_parent,
     )  # fmt: skip
     os.close(theirs)
     try:
@@ -183,6 +191,7 @@ def parse(arguments: list[str]) -> tuple[Job | None, bool]:
     parser.add_argument("--pytest", dest="how", action="store_const", const="pytest", help="run FILE with pytest")
     parser.add_argument("--script", dest="how", action="store_const", const="script", help="run FILE as a program")
     parser.add_argument("--cgroup", choices=("v2", "v1", "hybrid", "none"), default="v2")
+    parser.add_argument("--systemd", action="store_true", help="boot the host's systemd; the test is a service (v2)")
     parser.add_argument("--uid", type=int, default=0, help="run as this user (default 0)")
     parser.add_argument("--include", action="append", default=[], metavar="PATH[:INSIDE]", help="file or folder to add")
     parser.add_argument("--module", action="append", default=[], help="kernel module to load, with what it needs")
@@ -197,8 +206,19 @@ def parse(arguments: list[str]) -> tuple[Job | None, bool]:
     includes = [_include(text) for text in said.include]
     if said.how == "pytest":
         includes += pytest_packages()
-    job = Job(said.file.resolve(), said.arguments, said.how or "calls", said.cgroup, said.uid, includes, said.module,
-              dict(text.split("=", 1) for text in said.env), said.memory, seconds=said.seconds)  # fmt: skip
+    job = Job(
+        file=said.file.resolve(),
+        arguments=said.arguments,
+        how=said.how or "calls",
+        cgroup=said.cgroup,
+        uid=said.uid,
+        includes=includes,
+        modules=said.module,
+        env=dict(text.split("=", 1) for text in said.env),
+        memory_mib=said.memory,
+        seconds=said.seconds,
+        systemd=said.systemd,
+    )
     return job, said.fetch_kernel
 
 
@@ -216,7 +236,10 @@ def pytest_packages() -> list[tuple[Path, str]]:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise Unavailable(f"the running Python has no {name} to take along")
-        found.append((Path(spec.origin).parent, f"site/{name}"))
+        origin = Path(spec.origin)
+        package = origin.parent if origin.name == "__init__.py" else origin
+        about = package.parent.glob(f"{name}-*.dist-info")
+        found += [(path, f"site/{path.name}") for path in (package, *about)]
     return found
 
 

@@ -21,7 +21,8 @@ from kooi.linux.cgroup import Group, Tree, layout
 
 MIB = 1 << 20
 ORDINARY = 65534
-HERE = layout()
+# In a guest of our own this process may be moved into a scope; on a developer's machine it stays where it is.
+HERE = layout(delegate="KOOI_IN_GUEST_VM" in os.environ)
 
 try:
     import pytest

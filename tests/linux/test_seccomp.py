@@ -132,7 +132,7 @@ ARGUMENT = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, database=None)
 @given(
     number=st.one_of(st.sampled_from(sorted(X86.values())), st.integers(0, 2**32 - 1)),
     arguments=st.tuples(*[ARGUMENT] * 6),

@@ -13,7 +13,7 @@ from pathlib import Path
 from kooi.contract.limits import Limits
 from kooi.contract.result import Clause, Enforcement, Grade, Result, Status, Usage
 
-CLAUSES = ("wall_seconds", "cpu_seconds", "memory_bytes", "processes", "disk_bytes", "files", "network")
+CLAUSES = ("wall_seconds", "cpu_seconds", "memory_bytes", "processes", "disk_bytes", "host_files", "network")
 
 
 def enforcement(level: str, grade: Grade, **grades: Grade) -> Enforcement:

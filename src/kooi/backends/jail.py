@@ -11,8 +11,7 @@ from kooi.contract.backend import Availability, Box, HostFacts, Snapshot
 from kooi.contract.errors import KooiError, LevelUnavailable, Unsupported
 from kooi.contract.result import Clause, Enforcement
 from kooi.contract.spec import Spec
-from kooi.linux import facts as host
-from kooi.spawn import clauses
+from kooi.spawn import clauses, host
 from kooi.spawn.plan import id_mode, plan_jail
 from kooi.spawn.service import Service
 
@@ -77,7 +76,7 @@ class JailBackend:
         if self._facts is None:
             if not sys.platform.startswith("linux"):
                 raise LevelUnavailable("the level jail needs Linux", key="level", fix="use the level process")
-            self._facts = HostFacts(**host.gather())
+            self._facts = host.host_facts()
         return self._facts
 
     def _boxes(self) -> Service:
@@ -89,10 +88,15 @@ class JailBackend:
         try:
             facts = self._host()
             if not (facts.user_namespaces and facts.mount_in_userns and facts.proc_in_userns):
-                return Availability(False, *host.why_no_namespaces())
+                return Availability(False, _why_not())
             return await self._boxes().prove(Spec(level=self.name), facts)
         except KooiError as error:
             return Availability(False, error.message, error.fix)
+
+
+def _why_not() -> str:
+    said = (host.reasons().get(name) for name in ("user_namespaces", "mount_in_userns", "proc_in_userns"))
+    return "; ".join(dict.fromkeys(text for text in said if text)) or "user namespaces cannot be had"
 
 
 def _access_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:

@@ -27,7 +27,7 @@ from kooi.contract.result import Clause, Enforcement
 from kooi.contract.spec import Spec
 from kooi.images.host import native_view
 from kooi.settings import load_settings, private_dir
-from kooi.spawn import clauses
+from kooi.spawn import clauses, host
 from kooi.spawn.plan import plan_process
 from kooi.spawn.service import Service
 
@@ -87,7 +87,7 @@ class ProcessBackend:
 
     def _host(self) -> HostFacts:
         if self._facts is None:
-            self._facts = _gather()
+            self._facts = host.host_facts()
         return self._facts
 
     def _spawned(self) -> Service:
@@ -112,12 +112,6 @@ class ProcessBackend:
         if not ready:
             return Availability(False, f"{sys.executable} did not answer within {PROBE_SECONDS:g} s")
         return Availability(True, detail={"python": sys.executable})
-
-
-def _gather() -> HostFacts:
-    from kooi.linux import facts
-
-    return HostFacts(**facts.gather())
 
 
 def _namespaces(facts: HostFacts) -> bool:

@@ -8,15 +8,11 @@ must be there and held by the kernel.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
-import platform
-import sys
 
-from kooi.contract.backend import HostFacts
 from kooi.contract.errors import PolicyUnenforceable
 from kooi.contract.policy import Policy
 from kooi.contract.result import Clause, Enforcement
+from kooi.spawn.host import host_facts
 
 
 def granted(enforcement: Enforcement, policy: Policy) -> Enforcement:
@@ -42,28 +38,4 @@ def _refuse(enforcement: Enforcement, clauses: list[Clause], fix: str) -> None:
     key = clauses[0].name
     raise PolicyUnenforceable(f"level {enforcement.level!r} cannot hold {said}", key=key, fix=fix)
 
-
-@functools.lru_cache(maxsize=1)
-def host_facts() -> HostFacts:
-    """Return what this host offers, gathered once per process."""
-    if sys.platform == "linux":
-        from kooi.linux import facts
-
-        return HostFacts(**facts.gather())
-    return HostFacts(
-        system=platform.system(),
-        machine=platform.machine(),
-        kernel=platform.release(),
-        euid=os.geteuid(),
-        cpus=os.cpu_count() or 1,
-        landlock_abi=0,
-        user_namespaces=False,
-        mount_in_userns=False,
-        proc_in_userns=False,
-        cgroup="none",
-        cgroup_writable=False,
-        subuid_count=0,
-        newuidmap=False,
-        python=sys.executable,
-        python_version=sys.version_info[:2],
-    )
+__all__ = ["granted", "host_facts"]

@@ -15,7 +15,6 @@ from kooi.contract.errors import InvalidRequest, KooiError, SetupFailed
 PREFIX = "kooi-"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _NUMBER = re.compile(rb"(0|[1-9][0-9]{0,19})\n")
-_LINE = re.compile(rb"([a-z_.]+) (0|[1-9][0-9]{0,19})")
 _READ_BYTES = 4096
 
 
@@ -51,17 +50,6 @@ def number(data: bytes, what: str) -> int:
     if match is None:
         raise KooiError(f"the kernel's {what} is not a number: {data[:80]!r}")
     return int(match.group(1))
-
-
-def fields(data: bytes, what: str) -> dict[str, int]:
-    """Parse `key value` lines; every line must be one."""
-    found: dict[str, int] = {}
-    for line in data.splitlines():
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise KooiError(f"the kernel's {what} has an unknown line: {line[:80]!r}")
-        found[match.group(1).decode("ascii")] = int(match.group(2))
-    return found
 
 
 def field(data: bytes, key: str, what: str) -> int:

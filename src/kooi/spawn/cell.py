@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from typing import Any, Dict, List, Mapping, Tuple
 
-from kooi.linux import caps, mounts, namespaces, process
+from kooi.linux import caps, mounts, namespaces, paths, process
 
 _STAGE = "/tmp"
-_RO = mounts.RDONLY | mounts.NOSUID | mounts.NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = (
     ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "/proc/self/fd/0"), ("/dev/stdout", "/proc/self/fd/1"),
@@ -114,6 +114,7 @@ def build_view(config: Mapping[str, Any]) -> None:
     """Make the root of this mount namespace the read-only view that `config` lists."""
     mounts.make_private()
     trees = [(mounts.clone_tree(source), target, os.path.isdir(source)) for source, target in config["binds"]]
+    trees += [_dataset(name, source) for name, source in config["datasets"]]
     trees += [(mounts.clone_tree("/dev/" + name), "/dev/" + name, False) for name in _DEVICES]
     host_proc = mounts.clone_tree("/proc")
     mounts.mount("kooi", _STAGE, "tmpfs", mounts.NOSUID | mounts.NODEV, "mode=0755,size=16m")
@@ -132,14 +133,25 @@ def build_view(config: Mapping[str, Any]) -> None:
     mounts.pivot(_STAGE)
 
 
+def _dataset(name: str, source: str) -> Tuple[int, str, bool]:
+    fd = paths.open_absolute_no_symlinks(source)
+    try:
+        return mounts.clone_tree("", fd), "/data/" + name, stat.S_ISDIR(os.fstat(fd).st_mode)
+    finally:
+        os.close(fd)
+
+
 def _place(fd: int, target: str, is_dir: bool) -> None:
     if not os.path.exists(target):
         if is_dir:
             os.makedirs(target)
         else:
             _write(target, "")
-    device = target.startswith(_STAGE + "/dev/")
-    mounts.set_attributes(fd, mounts.RDONLY | mounts.NOSUID | (mounts.NOEXEC if device else mounts.NODEV))
+    flags = mounts.RDONLY | mounts.NOSUID
+    # A device node is of use only where devices are; data is of use only where nothing is executed.
+    flags |= mounts.NOEXEC if target.startswith((_STAGE + "/dev/", _STAGE + "/data/")) else 0
+    flags |= 0 if target.startswith(_STAGE + "/dev/") else mounts.NODEV
+    mounts.set_attributes(fd, flags)
     mounts.attach(fd, target)
     os.close(fd)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import select
 import signal
 import socket
 import subprocess
@@ -17,12 +18,14 @@ from kooi.spawn import messages
 from kooi.spawn.cell import zygote_argv
 from kooi.spawn.entries import Cell
 from kooi.spawn.ids import IdPairs, subordinate
+from kooi.spawn.journal import Journal
 from kooi.spawn.leases import Leases
 
 # All forks of one zygote share its address layout and hash seed, so none serves for ever.
 ROTATE_AFTER = 20_000
 _TOOLS_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REASON_BYTES = 2000
+_END_SECONDS = 5.0
 
 
 class Loop(Protocol):
@@ -54,9 +57,10 @@ class Owner(Protocol):
 class Cells:
     """All cells, the serving one of each key among them."""
 
-    def __init__(self, loop: Loop, owner: Owner, config: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, owner: Owner, journal: Journal, config: dict[str, Any]) -> None:
         self._loop = loop
         self._owner = owner
+        self._journal = journal
         self.serving: dict[str, Cell] = {}
         self._all: set[Cell] = set()
         self._next: dict[str, Cell] = {}
@@ -94,17 +98,30 @@ class Cells:
             process.signal_pidfd(cell.pidfd, signal.SIGKILL)
             os.close(cell.pidfd)
         self._all.discard(cell)
-        if cell.block is not None:
-            cell.block.close()
         for table in (self.serving, self._next):
             if table.get(cell.key) is cell:
                 del table[cell.key]
         self._owner.cell_ended(cell, reason)
 
+    def free(self, cell: Cell) -> None:
+        """Give the ids of an ended cell back once nothing of it runs any more."""
+        if cell.ended and not cell.boxes and not cell.making and not cell.ready and cell.block is not None:
+            cell.block.release()
+            self._journal.done(cell.record)
+            cell.block = None
+
     def close(self) -> None:
-        """Kill every cell."""
+        """Kill every cell and wait until each is gone, which is the end of all that ran in it."""
         for cell in list(self._all):
+            pidfd = os.dup(cell.pidfd) if cell.pidfd >= 0 else -1
             self.end(cell, "closed")
+            if pidfd >= 0:
+                select.select([pidfd], [], [], _END_SECONDS)
+                os.close(pidfd)
+            if cell.block is not None:
+                cell.block.release()
+                self._journal.done(cell.record)
+                cell.block = None
 
     def _build(self, key: str, plan: dict[str, Any]) -> Cell | None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -128,7 +145,9 @@ class Cells:
         build = cell.plan["build"] = dict(cell.plan["build"])
         if cell.plan["ids"] == "root" and self._leases is not None:
             cell.block = self._leases.take()
-            build["id_base"], build["id_count"] = cell.block.first, cell.block.count
+            # The lease is a lock that the kernel drops with us; the record lets the reaper look for strays.
+            cell.record = self._journal.intend("uid_block", base=cell.block.base, count=cell.block.count)
+            build["id_base"], build["id_count"] = cell.block.base, cell.block.count
             cell.ids = IdPairs(cell.block.count)
         elif cell.plan["ids"] == "subuid":
             names = (pwd.getpwuid(os.getuid()).pw_name, str(os.getuid()))

@@ -8,7 +8,7 @@ Runs inside the box: standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from kooi.linux import caps, landlock, mounts, network, process, rlimits, seccomp
 
@@ -38,6 +38,7 @@ class Confinement:
             "bounding_set": caps.drop_bounding,
             "private_home": private_home,
             "home_quota": home_quota,
+            "data_links": data_links,
             "rlimits": set_rlimits,
             "capabilities": capabilities,
             "no_new_privileges": process.no_new_privileges,
@@ -122,6 +123,14 @@ def home_quota(path: str, size_bytes: Optional[int], files: Optional[int]) -> No
     inodes = 0 if files is None else files + 1
     mounts.mount("kooi", path, None, mounts.REMOUNT | _FLAGS, "size=%d,nr_inodes=%d" % (size_bytes or 0, inodes))
     os.chdir(path)
+
+
+def data_links(path: str, sources: Mapping[str, str]) -> None:
+    """Show datasets by links in `path`, where there is no root of its own to show them in."""
+    if sources:
+        os.mkdir(path)
+    for name, source in sources.items():
+        os.symlink(source, path + "/" + name)
 
 
 def set_rlimits(**values: Optional[int]) -> None:

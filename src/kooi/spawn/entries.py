@@ -9,7 +9,7 @@ from typing import Any
 
 from kooi.spawn.groups import Slot
 from kooi.spawn.ids import IdPairs
-from kooi.spawn.leases import Block
+from kooi.spawn.leases import Lease
 
 
 class Entry:
@@ -50,7 +50,8 @@ class Cell:
         self.plan = plan
         self.control = control
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.block: Block | None = None
+        self.block: Lease | None = None
+        self.record = 0
         self.ids: IdPairs | None = None
         self.pidfd = -1
         self.ready: deque[Entry] = deque()

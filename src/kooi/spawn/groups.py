@@ -17,6 +17,7 @@ from typing import Any
 
 from kooi.contract.errors import KooiError
 from kooi.linux import cgroup
+from kooi.spawn.journal import Journal
 
 # A slot whose last box left more than this charged (page cache, kernel memory) is removed instead of used again.
 _LEFTOVER_BYTES = 4 * 1024 * 1024
@@ -63,24 +64,27 @@ _Job = Callable[[], None]
 class Groups:
     """The tree of this spawner, or the reason why there is none."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._tree: cgroup.Tree | None = None
         self._count = 0
         self._free: deque[Slot] = deque()
-        self._reason = "control groups were not asked for"
+        self._reason = ""
         self._layout: cgroup.Layout | None = None
-        if config.get("cgroups", True):
-            self._open(config["name"])
+        self._journal = journal
+        self._record = 0
+        self._open(journal)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._work, name="groups", daemon=True)
         self._thread.start()
 
-    def _open(self, name: str) -> None:
+    def _open(self, journal: Journal) -> None:
         try:
             self._layout = cgroup.layout(delegate=True)
-            self._tree = cgroup.Tree.create(self._layout, name)
+            if self._layout.available:
+                self._record = journal.intend("cgroup", paths=cgroup.planned(self._layout, journal.name))
+            self._tree = cgroup.Tree.create(self._layout, journal.name)
         except KooiError as error:
             self._reason = str(error)
 
@@ -116,6 +120,7 @@ class Groups:
         self._thread.join(timeout=5)
         if self._tree is not None:
             self._tree.remove()
+            self._journal.done(self._record)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -319,7 +319,6 @@ class SpawnerHandle:
 def _cell_message(plan: CellPlan) -> bytes:
     view = plan.view
     binds = list(view.binds) + [(SOURCE + "/kooi", GUEST_ROOT + "/kooi")]
-    binds += [(source, "/data/" + name) for name, source in plan.datasets]
     zygote = {
         "python": view.python,
         "sys_path": view.sys_path,
@@ -334,6 +333,7 @@ def _cell_message(plan: CellPlan) -> bytes:
         "id_base": 0,
         "id_count": 1,
         "binds": binds,
+        "datasets": plan.datasets,
         "links": view.links,
         "texts": view.texts,
         "python": view.python,

@@ -15,7 +15,7 @@ from typing import Any
 
 from kooi.contract.backend import HostFacts
 from kooi.contract.spec import Spec
-from kooi.images.host import GUEST_ROOT, HOME, View
+from kooi.images.host import HOME, View
 
 CODE_ID = 1000
 # The agent, the file helper and the run's own supervision are not the code's: they come on top of its process limit.
@@ -127,7 +127,7 @@ def _jail_box(spec: Spec, facts: HostFacts, view: View, ids: str, restrictions: 
     if facts.landlock_abi >= 1:
         steps.append(("landlock", {}))
     steps.append(("seccomp", {"restrictions": restrictions}))
-    guest = _guest(spec, view, home=HOME, code_id=CODE_ID if ids != "single" else None)
+    guest = _guest(spec, view, HOME, "/data", CODE_ID if ids != "single" else None)
     return BoxPlan(tuple(steps), guest, HOME, limits.memory_bytes, _with_agent(limits.processes))
 
 
@@ -161,11 +161,12 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
     own_count = facts.euid != 0
     steps: tuple[Step, ...] = (
         ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": limits.files}),
+        ("data_links", {"path": f"{home}/data", "sources": {d.name: d.source for d in spec.policy.datasets}}),
         ("rlimits", _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes}),
         ("capabilities", {"keep": ()}),
         ("no_new_privileges", {}),
     )
-    guest = _guest(spec, view, home=home, code_id=None)
+    guest = _guest(spec, view, home, f"{home}/data", None)
     return Plan(cell, BoxPlan(steps, guest, home, limits.memory_bytes, _with_agent(limits.processes)))
 
 
@@ -186,13 +187,15 @@ def _rlimits(spec: Spec, facts: HostFacts, own_count: bool) -> dict[str, Any]:
     return values
 
 
-def _guest(spec: Spec, view: View, home: str | None, code_id: int | None) -> dict[str, Any]:
+def _guest(spec: Spec, view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
+    """Return what the agent is told: the fields of the guest's `Setup` that are plain data."""
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user"}
     return {
         "home": home,
+        "env": env,
         "code_uid": code_id,
         "code_gid": code_id,
-        "fresh": spec.fresh,
-        "python": view.python,
+        "python_argv": (view.python,),
         "sys_path": view.sys_path,
-        "guest_root": GUEST_ROOT,
+        "fresh": spec.fresh,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +11,8 @@ from kooi.contract.backend import Availability, HostFacts
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
 from kooi.settings import Settings, load_settings, private_dir
+from kooi.spawn import datasets
 from kooi.spawn.handle import SpawnedBox, SpawnerHandle
-from kooi.spawn.journal import reap
 from kooi.spawn.plan import Plan
 
 UID_BLOCK = 4096
@@ -48,6 +47,8 @@ class Service:
     async def open(self, spec: Spec, facts: HostFacts) -> SpawnedBox:
         """Ask for a box; it may not be there yet when this returns. Raises `SetupFailed`."""
         plan, encoded = self.plan(spec, facts)
+        if spec.policy.datasets:
+            datasets.check(spec.policy.datasets, own_ids=plan.cell.ids in ("root", "subuid"))
         handle = self.handle()
         key = await handle.cell(plan.cell)
         return handle.open(key, plan.box, encoded)
@@ -91,11 +92,9 @@ class Service:
         if self._settings is None:
             self._settings = load_settings()
         settings = self._settings
-        run_dir = str(private_dir(settings.run_dir))
-        reap(run_dir, uid_range=(settings.uid_base, settings.uid_count))
         return {
-            "name": f"kooi-{os.getpid()}-{secrets.token_hex(4)}",
-            "run_dir": run_dir,
+            "owner": os.getpid(),
+            "run_dir": str(private_dir(settings.run_dir)),
             "ids": self._ids,
             "uid_base": settings.uid_base,
             "uid_count": settings.uid_count,

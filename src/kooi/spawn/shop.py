@@ -13,6 +13,7 @@ from kooi.spawn import messages
 from kooi.spawn.cells import Cells, Loop
 from kooi.spawn.entries import Cell, Entry, Request
 from kooi.spawn.groups import Groups, Slot
+from kooi.spawn.journal import Journal
 from kooi.spawn.watchdog import Watchdog
 
 _CODE_INSIDE = 1000
@@ -24,10 +25,10 @@ _FAILURES = 3
 class Shop:
     """Everything the host can ask for, by the host's numbers."""
 
-    def __init__(self, loop: Loop, groups: Groups, config: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, groups: Groups, journal: Journal, config: dict[str, Any]) -> None:
         self._loop = loop
         self._groups = groups
-        self._cells = Cells(loop, self, config)
+        self._cells = Cells(loop, self, journal, config)
         self._ahead: int = config["blanks_ready"]
         self._boxes: dict[int, Entry] = {}
         self._numbers = 0
@@ -244,6 +245,7 @@ class Shop:
             self._loop.tell_host({"box": entry.box, "exited": final})
         self._refill(cell)
         self._cells.retire(cell)
+        self._cells.free(cell)
 
     def _blank_failed(self, entry: Entry) -> None:
         """Give a cell up whose blanks die one after the other, rather than make them for ever."""

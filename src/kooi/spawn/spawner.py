@@ -22,10 +22,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kooi.linux import process
+from kooi.linux import cgroup, process
 from kooi.spawn import messages
 from kooi.spawn.groups import Groups
 from kooi.spawn.journal import Journal
+from kooi.spawn.reaper import reap
 from kooi.spawn.shop import Shop
 
 Handler = Callable[[], None]
@@ -41,6 +42,7 @@ class Spawner:
         self._poll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._shop: Shop | None = None
+        self._journal: Journal | None = None
         self._closing = False
         self.watch(host.fileno(), self._from_host)
         self.watch(owner_pidfd, self._owner_gone)
@@ -87,6 +89,8 @@ class Spawner:
             self._closing = True
             if self._shop:
                 self._shop.close()
+            if self._journal:
+                self._journal.close()
 
     def _owner_gone(self) -> None:
         raise _OwnerGone
@@ -107,9 +111,13 @@ class Spawner:
             self._shop.handle(operation, head, body, fds)
 
     def _start(self, config: dict[str, Any]) -> None:
-        groups = Groups(config)
-        self._shop = Shop(self, groups, config)
-        self.tell_host({"started": groups.describe()})
+        roots = [found.mount for found in cgroup.hierarchies()]
+        report = reap(config["run_dir"], uid_range=(config["uid_base"], config["uid_count"]), cgroup_roots=roots)
+        self._journal = Journal.create(config["run_dir"], owner=config["owner"])
+        groups = Groups(self._journal)
+        self._shop = Shop(self, groups, self._journal, config)
+        left = [f"{name}: {reason}" for name, reason in (*report.aside, *report.failed)]
+        self.tell_host({"started": {**groups.describe(), "reaped": report.reaped, "not_reaped": left}})
 
 
 class _OwnerGone(Exception):

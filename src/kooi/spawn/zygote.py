@@ -26,7 +26,7 @@ import sys
 import traceback
 from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from kooi.guest import agent
+from kooi.guest import agent, fresh
 from kooi.linux import caps, namespaces, network, process, seccomp
 from kooi.spawn import confine
 
@@ -98,6 +98,8 @@ class _Zygote:
             self._flags |= _FLAGS[name]
         self._ids: str = config["ids"]
         self._prepare: Sequence[Any] = config["prepare"]
+        # The agent's own program for new interpreters, read while our files are in sight.
+        self._program = fresh.program()
 
     def serve_one(self) -> None:
         """Handle one message: fork one blank. The spawner's end closing is the end of the cell."""
@@ -117,7 +119,7 @@ class _Zygote:
         pid, pidfd = namespaces.fork_into(self._flags)
         if pid == 0:
             try:
-                _blank(blank_fd, self._ids, self._prepare)
+                _blank(blank_fd, self._ids, self._prepare, self._program)
             finally:
                 os._exit(70)
         try:
@@ -138,7 +140,7 @@ class _Zygote:
             namespaces.write_maps(pid, entries, entries)
 
 
-def _blank(blank_fd: int, ids: str, prepare: Sequence[Any]) -> None:
+def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes) -> None:
     """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
     process.close_all_but((0, 1, 2, blank_fd))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -164,7 +166,8 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any]) -> None:
             return
         plan = json.loads(data)
         confinement.carry_out(plan["steps"])
-        setup = agent.Setup(confine_code=caps.set_caps, **plan["guest"])
+        guest = {key: tuple(value) if isinstance(value, list) else value for key, value in plan["guest"].items()}
+        setup = agent.Setup(confine_code=caps.set_caps, program=program, **guest)
     except BaseException as error:
         control.send(json.dumps({"failed": str(error)}).encode())
         return

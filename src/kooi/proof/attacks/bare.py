@@ -1,6 +1,7 @@
 """The control: the same program with the sandbox off, in a plain child process, bounded and cleaned up.
 
-It shows that the program does the harm where nothing stops it. Without that, stopping it proves nothing.
+It shows that the program does the harm where nothing stops it. Without that, stopping it proves nothing. What the
+host does here is what a careless host does: paths are joined and opened, pipes are read one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import BinaryIO
 from kooi.proof.attacks.canaries import Canaries
 from kooi.proof.attacks.model import Evidence, Program, World
 from kooi.proof.attacks.source import Prepared, prepare, read_marks
-from kooi.proof.attacks.watch import pids_named, watching
+from kooi.proof.attacks.watch import Sighting, pids_named, watching
 
 _KEEP_BYTES = 1 << 20
 
@@ -29,40 +30,28 @@ class BareWorld:
     """No sandbox: a plain child process in a temporary directory, ended by its process group and by its name."""
 
     def __init__(self, program: Program, canaries: Canaries, params: Mapping[str, object]) -> None:
-        self.params = {**params, **program.bare_params, "sandboxed": False}
+        self.params = {**params, **program.bare.params, "sandboxed": False, "level": "none"}
         self.directory = Path(tempfile.mkdtemp(prefix="kooi-proof-bare-"))
         self._program = program
+        self._bare = program.bare
         self._canaries = canaries
         self._before = canaries.snapshot()
-        self._others: list[BareWorld] = []
+        self._tags: list[str] = []
 
     async def run(
         self, source: str, params: Mapping[str, object] | None = None, seconds: float | None = None
     ) -> Evidence:
-        """Run `source` in a plain interpreter; past `seconds` everything it started is killed."""
+        """Run `source` in a plain interpreter; past `seconds` it and its group are killed."""
         prepared = prepare(source, {**self.params, **(params or {})})
-        (self.directory / ".program.py").write_text(prepared.text)
+        self._tags.append(prepared.tag)
+        script = self.directory / f".program-{len(self._tags)}.py"
+        script.write_text(prepared.text)
         started = time.monotonic()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             async with watching(prepared.tag) as sighting:
-                code = await self._child(prepared, out, err, seconds or self._program.bare_seconds)
+                code = await self._child(script, out, err, seconds or self._bare.seconds)
             elapsed = time.monotonic() - started
-            size = os.fstat(out.fileno()).st_size
-            output, errors = _head(out), _head(err)
-        return Evidence(
-            status=None if code is None else ("ok" if code == 0 else "error"),
-            elapsed_seconds=elapsed,
-            marks=read_marks(output, prepared.nonce),
-            output=output,
-            errors=errors,
-            error=errors.decode(errors="replace").strip().rpartition("\n")[2] or None,
-            returned=code is not None,
-            total_bytes=size,
-            spoils=self._canaries.spoils(output, errors),
-            hits=self._canaries.since(self._before),
-            seen_peak=sighting.peak,
-            facts={"exit_code": code},
-        )
+            return self._evidence(prepared, code, elapsed, out, err, sighting)
 
     async def read(self, path: str) -> bytes:
         """Read the way a careless host does: join the paths and open."""
@@ -76,38 +65,94 @@ class BareWorld:
         """Return a second plain process's world: without a sandbox it is the very same one."""
         return self
 
-    def check(self) -> Evidence:
-        """Return what the canaries saw."""
-        return Evidence(status=None, elapsed_seconds=0.0, hits=self._canaries.since(self._before))
+    async def end(self) -> int:
+        """Return how many processes are left when the program itself is over."""
+        return max([await Sighting(tag).settle(0.5) for tag in self._tags], default=0)
+
+    def check(self, *outputs: bytes) -> Evidence:
+        """Return what the canaries saw, and what of theirs is in `outputs`."""
+        return self._canaries.seen(self._before, *outputs)
 
     def close(self) -> None:
-        """Remove the directory."""
+        """Kill what is left and remove the directory."""
+        for tag in self._tags:
+            for pid in pids_named(tag):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    async def _child(self, prepared: Prepared, out: BinaryIO, err: BinaryIO, seconds: float) -> int | None:
+    def _evidence(
+        self, prepared: Prepared, code: int | None, elapsed: float, out: BinaryIO, err: BinaryIO, sighting: Sighting
+    ) -> Evidence:
+        size = os.fstat(out.fileno()).st_size + os.fstat(err.fileno()).st_size
+        output, errors = _head(out), _head(err)
+        return Evidence(
+            status=None if code is None else ("ok" if code == 0 else "error"),
+            elapsed_seconds=elapsed,
+            marks=read_marks(output, prepared.nonce),
+            output=output,
+            errors=errors,
+            error=errors.decode(errors="replace").strip().rpartition("\n")[2] or None,
+            returned=code is not None,
+            total_bytes=size,
+            spoils=self._canaries.spoils(output, errors),
+            hits=self._canaries.since(self._before),
+            seen_peak=sighting.peak,
+            facts={"exit_code": code, "kept_bytes": size},
+        )
+
+    async def _child(self, script: Path, out: BinaryIO, err: BinaryIO, seconds: float) -> int | None:
+        ends: list[int] = []
+        targets = [out.fileno(), err.fileno()]
+        if self._bare.output != "file":
+            pipes = [os.pipe(), os.pipe()]
+            ends, targets = [read for read, _ in pipes], [write for _, write in pipes]
+        environment = [f"{name}={value}" for name, value in self._program.env.items()]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", ".program.py",
-            stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err,
-            cwd=self.directory, start_new_session=self._program.bare_session,
+            sys.executable, "-I", script.name, *self._bare.argv, *environment,
+            stdin=asyncio.subprocess.DEVNULL, stdout=targets[0], stderr=targets[1],
+            cwd=self.directory, start_new_session=self._bare.session, close_fds=not self._bare.inherit,
         )  # fmt: skip
+        if ends:
+            for fd in targets:
+                os.close(fd)
         try:
-            return await asyncio.wait_for(process.wait(), seconds)
+            return await asyncio.wait_for(self._until_over(process, ends, (out, err)), seconds)
         except asyncio.TimeoutError:
             return None
         finally:
-            _end(process, own_group=self._program.bare_session)
+            _end(process, own_group=self._bare.session)
             await process.wait()
-            for pid in pids_named(prepared.tag):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for fd in ends:
+                os.close(fd)
+
+    async def _until_over(
+        self, process: asyncio.subprocess.Process, ends: list[int], files: tuple[BinaryIO, BinaryIO]
+    ) -> int:
+        """Wait as the program's `bare.output` says; what is taken from `ends` is closed by whoever reads it."""
+        if self._bare.output == "end":
+            await asyncio.gather(*(asyncio.to_thread(_copy, ends.pop(0), file.fileno()) for file in files))
+        for file in files:
+            if ends:
+                await asyncio.to_thread(_copy, ends.pop(0), file.fileno())
+        return await process.wait()
+
+
+def _copy(end: int, file: int) -> None:
+    """Copy a pipe to its end, and close it."""
+    try:
+        # The file is duplicated: it may be closed by the time a late writer lets go of the pipe.
+        with open(os.dup(file), "wb", buffering=0) as target:
+            while block := os.read(end, 65536):
+                target.write(block)
+    finally:
+        os.close(end)
 
 
 def _end(process: asyncio.subprocess.Process, own_group: bool) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        if own_group:
-            os.killpg(process.pid, signal.SIGKILL)
-        elif process.returncode is None:
-            process.kill()
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL) if own_group else process.kill()
 
 
 def _head(file: BinaryIO) -> bytes:

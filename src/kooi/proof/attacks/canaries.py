@@ -7,6 +7,7 @@ environment variable, and a process that counts the signals it gets.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from kooi.proof.attacks.model import Evidence
 
 ENVIRONMENT_NAME = "KOOI_PROOF_CANARY"
 # Counts SIGURG, which by default is ignored: a hit is seen, and nothing else on the machine is disturbed by the try.
@@ -49,11 +52,24 @@ class Canaries:
         self._server: asyncio.AbstractServer | None = None
         self._udp: asyncio.DatagramTransport | None = None
         self._victim: subprocess.Popen[bytes] | None = None
+        self._open_file: int | None = None
 
     @property
     def credentials(self) -> Path:
         """The planted credentials file, readable by every user of the host."""
         return self.directory / "home" / "operator" / ".aws" / "credentials"
+
+    @property
+    def drop(self) -> Path:
+        """A folder outside where everybody may write: what turns up there has got out."""
+        return self.directory / "drop"
+
+    @property
+    def inode(self) -> tuple[int, int]:
+        """Device and inode of a file of the host that is open, inheritable, while the canaries live."""
+        assert self._open_file is not None
+        found = os.fstat(self._open_file)
+        return found.st_dev, found.st_ino
 
     @property
     def victim_pid(self) -> int:
@@ -93,6 +109,8 @@ class Canaries:
             await asyncio.to_thread(self._victim.wait)
             assert self._victim.stdout is not None
             self._victim.stdout.close()
+        if self._open_file is not None:
+            os.close(self._open_file)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def snapshot(self) -> dict[str, int]:
@@ -127,12 +145,30 @@ class Canaries:
             writer.close()
             await writer.wait_closed()
 
+    def seen(self, before: dict[str, int], *outputs: bytes) -> Evidence:
+        """Return what was hit since `before`, what turned up in the drop folder, and whether the file was changed."""
+        changed = self.file_token not in self.credentials.read_text()
+        facts = {"dropped": self.dropped(), "changed": changed}
+        return Evidence(None, 0.0, hits=self.since(before), spoils=self.spoils(*outputs), facts=facts)
+
     def _plant_file(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="kooi-proof-"))
         self.credentials.parent.mkdir(parents=True)
         self.credentials.write_text(f"[default]\naws_secret_access_key = {self.file_token}\n")
         for path in (self.directory, *self.directory.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
+        self.drop.mkdir()
+        self.drop.chmod(0o777)
+        self._open_file = os.open(self.credentials, os.O_RDONLY)
+        os.set_inheritable(self._open_file, True)
+
+    def dropped(self) -> tuple[str, ...]:
+        """Return what has turned up in the drop folder, and remove it."""
+        names = tuple(sorted(os.listdir(self.drop)))
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.drop / name).unlink()
+        return names
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

@@ -77,8 +77,12 @@ class World(Protocol):
         """Return a second world of the same kind, alive at the same time."""
         ...
 
-    def check(self) -> Evidence:
-        """Return what the planted canaries saw so far, without running anything."""
+    async def end(self) -> int:
+        """End it; return how many processes of the program the host still sees a moment later."""
+        ...
+
+    def check(self, *outputs: bytes) -> Evidence:
+        """Return what the planted canaries saw so far, and which planted secrets are in `outputs`."""
         ...
 
 
@@ -104,14 +108,32 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
+class Bare:
+    """How the program is run with the sandbox off.
+
+    `seconds` bounds it. `params` replaces parameters, so that it aims at planted targets only. `session=False` leaves
+    it in the process group of the canaries, `inherit` gives it descriptors that are inheritable, `argv` are arguments.
+    `output`: taken from a `file`, from a pipe up to its `end`, or from two pipes one after the other (`in_turn`).
+    `root`: an ordinary user cannot do this harm, so for one the control says nothing.
+    """
+
+    seconds: float = 10.0
+    params: Mapping[str, object] = field(default_factory=dict)
+    session: bool = True
+    inherit: bool = False
+    argv: tuple[str, ...] = ()
+    output: Literal["file", "end", "in_turn"] = "file"
+    root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One hostile program.
 
     `source` runs inside. `control` is its harmless twin, which must leave the mark `works`. `harm` says what harm the
     evidence shows, `refused` what proves that it was stopped. `limits` changes fields of `Limits`. `resource` marks
-    harm that a machine of one's own contains. `attack` drives a program that takes more than one run; `bare_params`
-    changes parameters with the sandbox off, so that the control aims at planted targets only; `bare_session=False`
-    leaves it in the process group of the canaries.
+    harm that a machine of one's own contains. `attack` drives a program that takes more than one run. `env` is set by
+    the policy. `bare` says how it runs with the sandbox off.
     """
 
     id: str
@@ -124,10 +146,9 @@ class Program:
     limits: Mapping[str, object] = field(default_factory=dict)
     resource: bool = False
     seconds: float = 10.0
-    bare_seconds: float = 10.0
     attack: Attack | None = None
-    bare_params: Mapping[str, object] = field(default_factory=dict)
-    bare_session: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+    bare: Bare = Bare()
 
     async def run(self, world: World) -> Evidence:
         """Do the attack in `world`."""

@@ -12,6 +12,9 @@ shows that it does harm. If either is missing the outcome is `vacuous`; a failur
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +23,22 @@ from kooi.contract.backend import Availability
 from kooi.contract.errors import KooiError
 from kooi.contract.result import Result
 from kooi.contract.spec import Spec
+from kooi.linux.seccomp_numbers import numbers
 from kooi.proof.access import BoxLike, Opener, open_box, probe_all
 from kooi.proof.attacks import residue, suites
 from kooi.proof.attacks.bare import harm_without_sandbox
-from kooi.proof.attacks.canaries import Canaries
+from kooi.proof.attacks.canaries import ENVIRONMENT_NAME, Canaries
 from kooi.proof.attacks.model import Evidence, Finding, Outcome, Program, Verdict, grade_of, judge
 from kooi.proof.attacks.world import SandboxWorld
 
 _CLOSE_SECONDS = 30.0
+PROBED = (
+    "bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register keyctl add_key request_key "
+    "unshare setns clone clone3 ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd kcmp process_madvise "
+    "kexec_load init_module finit_module delete_module reboot swapon acct syslog iopl ioperm settimeofday sethostname "
+    "quotactl mount umount2 pivot_root open_tree move_mount fsopen fsmount mount_setattr name_to_handle_at "
+    "open_by_handle_at"
+)
 Progress = Callable[[str, str], None]
 
 
@@ -94,11 +105,26 @@ def parameters(canaries: Canaries) -> dict[str, object]:
     """Return what every program is told about the planted things."""
     return {
         "credentials": str(canaries.credentials),
+        "drop": str(canaries.drop),
+        "inode": canaries.inode,
+        "word": secrets.token_hex(6),
+        "aim": "all",
+        "environment": ENVIRONMENT_NAME,
+        "numbers": syscall_numbers(),
         "home": str(canaries.directory),
         "port": canaries.port,
         "udp_port": canaries.udp_port,
         "victim": canaries.victim_pid,
     }
+
+
+def syscall_numbers() -> dict[str, int]:
+    """Return the numbers of the kernel calls that programs probe, on this machine."""
+    try:
+        known = numbers(platform.machine())
+    except KooiError:
+        return {}
+    return {name: known[name] for name in PROBED.split() if name in known}
 
 
 async def _levels(asked: Sequence[str]) -> tuple[list[str], tuple[Absent, ...]]:
@@ -145,6 +171,8 @@ async def attack(
     except Exception as error:  # whatever fails here is ours, and then nothing is proved
         verdict = Verdict("vacuous", f"the sandbox failed: {type(error).__name__}: {error}")
     left = await _close(world)
+    if program.bare.root and os.geteuid() != 0 and control is None:
+        expected = ("vacuous",)
     verdict = _doubt(verdict, control, await canaries.alive())
     left += await residue.left_since(before, canaries.environment_token)
     return Finding(
@@ -179,6 +207,8 @@ async def _attempt(program: Program, world: SandboxWorld, first: Result) -> tupl
 
 async def _after(world: SandboxWorld, verdict: Verdict) -> Verdict:
     """Check `print(1)` again. A program may take its own sandbox with it; then the next one has to work."""
+    if world.ended:
+        await world.open()
     try:
         problem = _wrong(await _prints_one(world.box))
     except KooiError as error:

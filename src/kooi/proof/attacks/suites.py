@@ -10,7 +10,20 @@ from kooi.proof.attacks.model import Program
 SUITES: dict[str, tuple[str, ...]] = {
     "classic": ("classic.loop", "classic.memory", "classic.fork", "classic.disk", "classic.credentials",
                 "classic.service"),
-    "catalogue": (),
+    "catalogue": (
+        "catalogue.a1_busy_loop", "catalogue.a2_deaf", "catalogue.a3_daemon", "catalogue.a4_sleeper",
+        "catalogue.a12_held_output", "catalogue.b1_allocate", "catalogue.b2_together", "catalogue.b3_shared_memory",
+        "catalogue.c1_bombs", "catalogue.c3_zombies", "catalogue.c4_signals", "catalogue.c6_spy",
+        "catalogue.c7_group", "catalogue.d1_fill", "catalogue.d2_inodes", "catalogue.d5_flood",
+        "catalogue.d7_bytes", "catalogue.e1_secrets", "catalogue.e2_processes", "catalogue.e5_devices",
+        "catalogue.e6_setuid", "catalogue.f1_paths", "catalogue.f2_folder_link", "catalogue.f3_race",
+        "catalogue.f4_download", "catalogue.g1_network", "catalogue.g6_families", "catalogue.h1_bpf",
+        "catalogue.h2_rings", "catalogue.h3_keys", "catalogue.h4_namespaces", "catalogue.h5_tracing",
+        "catalogue.h6_machine", "catalogue.h8_terminal", "catalogue.i1_descriptors", "catalogue.i2_environment",
+        "catalogue.i9_command_lines", "catalogue.j1_groups", "catalogue.k1_forgery", "catalogue.k2_exit_codes",
+        "catalogue.k3_control_channel", "catalogue.l1_leftovers", "catalogue.l2_shared_memory",
+        "catalogue.n2_full_pipe",
+    ),
 }  # fmt: skip
 
 

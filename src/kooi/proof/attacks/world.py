@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kooi.contract.limits import Limits
+from kooi.contract.policy import Policy
 from kooi.contract.result import Result
 from kooi.contract.spec import Spec
 from kooi.proof.access import BoxLike, Opener, open_box
@@ -30,7 +31,8 @@ class SandboxWorld:
         params: Mapping[str, object],
         opener: Opener = open_box,
     ) -> None:
-        self.params: dict[str, object] = {**params, "sandboxed": True}
+        self.params: dict[str, object] = {**params, "sandboxed": True, "level": level}
+        self.ended = False
         self.level = level
         self.tags: list[str] = []
         self._program = program
@@ -47,9 +49,14 @@ class SandboxWorld:
         changes: dict[str, object] = dict(self._program.limits)
         return replace(base, **changes)  # type: ignore[arg-type]
 
+    @property
+    def spec(self) -> Spec:
+        """What is opened."""
+        return Spec(level=self.level, preload=(), policy=Policy(env=self._program.env), limits=self.limits)
+
     async def open(self) -> None:
-        """Open the sandbox."""
-        self._boxes.append(await self._opener(Spec(level=self.level, preload=(), limits=self.limits)))
+        """Open a sandbox, the first one or a new one."""
+        self._boxes.append(await self._opener(self.spec))
 
     @property
     def box(self) -> BoxLike:
@@ -88,9 +95,14 @@ class SandboxWorld:
         await other.open()
         return other
 
-    def check(self) -> Evidence:
-        """Return what the canaries saw."""
-        return Evidence(status=None, elapsed_seconds=0.0, hits=self._canaries.since(self._before))
+    async def end(self) -> int:
+        """Close the sandbox; return how many processes of the program are left."""
+        self.ended = True
+        return len(await self.close())
+
+    def check(self, *outputs: bytes) -> Evidence:
+        """Return what the canaries saw, and what of theirs is in `outputs`."""
+        return self._canaries.seen(self._before, *outputs)
 
     async def close(self) -> list[int]:
         """Close everything; return the processes of the program that are still there a moment later."""
@@ -131,6 +143,11 @@ class SandboxWorld:
             hits=self._canaries.since(self._before),
             seen_peak=peak,
             seen_after=after,
-            facts={"exit_code": result.exit_code, "signal": result.signal, "events": result.events,
-                   "usage": result.usage},
+            facts={
+                "kept_bytes": len(result.stdout_bytes) + len(result.stderr_bytes),
+                "exit_code": result.exit_code,
+                "signal": result.signal,
+                "events": result.events,
+                "usage": result.usage,
+            },
         )  # fmt: skip

@@ -27,5 +27,5 @@ PROGRAM = Program(
     control=CONTROL,
     harm=stolen,
     refused=marked("refused", "ENOENT", "EACCES", "EPERM"),
-    expect=Expectation(clause="files"),
+    expect=Expectation(clause="host_files"),
 )

@@ -1,7 +1,7 @@
 """An endless loop."""
 
 from kooi.proof.attacks.judges import by_status, overstayed
-from kooi.proof.attacks.model import Expectation, Program
+from kooi.proof.attacks.model import Bare, Expectation, Program
 
 SOURCE = """
 name_me()
@@ -25,5 +25,5 @@ PROGRAM = Program(
     refused=by_status("timeout", "cpu_limit"),
     expect=Expectation(clause="wall_seconds"),
     limits={"wall_seconds": 1.0},
-    bare_seconds=1.5,
+    bare=Bare(seconds=1.5),
 )

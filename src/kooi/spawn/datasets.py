@@ -1,0 +1,30 @@
+"""Datasets of the operator: checked by the host before a cell is built, opened again by the cell, never through a symlink."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from kooi.contract.errors import InvalidPolicy
+from kooi.contract.policy import Dataset
+from kooi.linux import paths
+
+
+def check(datasets: tuple[Dataset, ...], own_ids: bool) -> None:
+    """Raise `InvalidPolicy` for a source that is not there, is a symlink, is no file or folder, or cannot be read inside.
+
+    `own_ids` says whether the code has ids of its own, so that only what everybody may read can be read.
+    """
+    for dataset in datasets:
+        fd = paths.open_absolute_no_symlinks(dataset.source)
+        try:
+            mode = os.fstat(fd).st_mode
+        finally:
+            os.close(fd)
+        key = f"policy.datasets.{dataset.name}"
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise InvalidPolicy(f"{dataset.source} is neither a file nor a folder", key=key, fix="name a file or folder")
+        needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+        if own_ids and mode & needed != needed:
+            said = f"{dataset.source} cannot be read by the code, which runs with ids of its own"
+            raise InvalidPolicy(said, key=key, fix=f"chmod o+r{'x' if stat.S_ISDIR(mode) else ''} {dataset.source}")

@@ -1,0 +1,75 @@
+"""The plan is pure and golden: what a spec compiles to on a host with these facts, and in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kooi.contract.backend import HostFacts
+from kooi.contract.limits import Limits
+from kooi.contract.policy import Dataset, Policy
+from kooi.contract.spec import Spec
+from kooi.images.host import View
+from kooi.spawn.plan import Plan, plan_jail, plan_process
+
+GOLDEN = Path(__file__).parent / "golden"
+VIEW = View((("/usr", "/usr"),), (("/etc/passwd", "x"),), (("/bin", "usr/bin"),), "/usr/bin/python3.11", ("/lib",), ("re",))
+
+
+def facts(**changes: Any) -> HostFacts:
+    base = HostFacts(
+        system="Linux", machine="x86_64", kernel="6.18", euid=0, cpus=2, landlock_abi=7, user_namespaces=True,
+        mount_in_userns=True, proc_in_userns=True, cgroup="hybrid", cgroup_writable=True, subuid_count=65536,
+        newuidmap=True, python="/usr/bin/python3", python_version=(3, 11),
+    )  # fmt: skip
+    return dataclasses.replace(base, **changes)
+
+
+CASES: dict[str, Plan] = {
+    "jail-root": plan_jail(Spec(), facts(), VIEW),
+    "jail-user": plan_jail(Spec(), facts(euid=1000, cgroup_writable=False), VIEW),
+    "jail-one-id": plan_jail(Spec(), facts(euid=1000, cgroup_writable=False, newuidmap=False), VIEW),
+    "jail-no-landlock": plan_jail(Spec(), facts(landlock_abi=0), VIEW),
+    "process-user": plan_process(Spec(level="process"), facts(euid=1000, cgroup_writable=False), VIEW, home="/run/x"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plan_is_golden(name: str) -> None:
+    plan = json.loads(json.dumps(dataclasses.asdict(CASES[name])))
+    assert plan == json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def test_order_is_security_order() -> None:
+    steps = [name for name, _ in CASES["jail-root"].box.steps]
+    assert steps == ["quota", "rlimits", "capabilities", "no_new_privileges", "landlock", "seccomp"]
+
+
+def test_boxes_of_different_limits_share_a_cell() -> None:
+    small = plan_jail(Spec(limits=Limits(memory_bytes=64 << 20, processes=4)), facts(), VIEW)
+    assert small.cell.key == CASES["jail-root"].cell.key
+    assert small.box.encode() != CASES["jail-root"].box.encode()
+
+
+def test_datasets_and_preload_make_another_cell() -> None:
+    policy = Policy(datasets=(Dataset("sales", "/srv/sales"),))
+    assert plan_jail(Spec(policy=policy), facts(), VIEW).cell.key != CASES["jail-root"].cell.key
+    warm = dataclasses.replace(VIEW, warm=("re", "numpy"))
+    assert plan_jail(Spec(), facts(), warm).cell.key != CASES["jail-root"].cell.key
+
+
+def test_no_limit_is_no_limit() -> None:
+    plan = plan_jail(Spec(limits=Limits(memory_bytes=None, processes=None, disk_bytes=None, files=None)), facts(), VIEW)
+    assert (plan.box.memory_bytes, plan.box.processes) == (None, None)
+    assert dict(plan.box.steps)["quota"] == {"size_bytes": None, "files": None}
+    assert "processes" not in dict(plan.box.steps)["rlimits"]
+
+
+def test_plan_carries_nothing_of_a_run() -> None:
+    policy = Policy(env={"SECRET": "canary-value"})
+    encoded = plan_jail(Spec(policy=policy), facts(), VIEW).box.encode()
+    assert b"canary-value" not in encoded and b"SECRET" not in encoded
