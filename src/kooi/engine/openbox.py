@@ -172,6 +172,9 @@ class OpenBox:
     async def _follow(self) -> None:
         async for event in self.box.events():
             self._note(event)
+        if self.inflight or self.transfers:
+            # All in it is dead. What it wrote is read to its end, but no end is waited for that never comes.
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.client.close)
 
     def _note(self, event: BoxEvent) -> None:
         if event.kind == "oom":
