@@ -89,7 +89,7 @@ def _stream(label: str, text: str, kept: int, total: int, max_chars: int) -> lis
     if not text:
         return []
     size = f"{total} bytes" if kept >= total else f"the first {kept} of {total} bytes"
-    return [fence(f"{label}, {size}", escape_terminal(clip(text, max_chars)))]
+    return [fence(f"{label}, {size}", escape_terminal(clip(text.removesuffix("\n"), max_chars)))]
 
 
 def _items(items: Iterable[RichItem], max_chars: int) -> list[str]:

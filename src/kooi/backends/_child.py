@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import secrets
@@ -17,7 +18,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,26 +30,21 @@ from kooi.contract.result import Usage
 from kooi.contract.spec import Spec
 from kooi.settings import host_env
 
-SOURCE = str(Path(__file__).resolve().parents[2])
+GUEST = str(Path(__file__).resolve().parents[1] / "guest" / "__main__.py")
 REAP_SECONDS = 0.0005
 LOOK_SECONDS = 0.2
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _MARK = "KOOI_BOX"
 
-# The child sets what its host could not set from outside, then becomes the agent.
-_BOOT = """import sys
-source, fd, limits, *path = sys.argv[1:]
-if limits:
-    import resource
-    for each in limits.split(","):
-        which, soft, hard = map(int, each.split(":"))
-        resource.setrlimit(which, (soft, hard))
-sys.path.insert(0, source)
-from kooi.guest.__main__ import main
-sys.path[0:1] = []
-sys.path += path
-main(int(fd))
+# Where limits cannot be set from outside, the child sets them and then becomes the agent, in one execution.
+_LIMITED = """import sys, resource
+for each in sys.argv[1].split(","):
+    which, soft, hard = map(int, each.split(":"))
+    resource.setrlimit(which, (soft, hard))
+del sys.argv[1], which, soft, hard, each, resource
+__file__ = sys.argv[0] = sys.argv.pop(1)
+exec(compile(open(__file__).read(), __file__, "exec"))
 """
 
 
@@ -162,7 +158,7 @@ class ChildBox:
         if self._watch is not None:
             self._watch.stop()
         usage = self._measure()
-        _tree.kill(self._child.pid, f"{_MARK}={self._mark}")
+        _tree.kill(self._child.pid, self._mark, orphans=self._child.poll() is not None)
         while self._child.poll() is None:
             await asyncio.sleep(REAP_SECONDS)
         await _remove(self._folder)
@@ -179,33 +175,58 @@ class ChildBox:
 
 def spawn(spec: Spec) -> ChildBox:
     """Start a child for `spec`; raise `SetupFailed`, with nothing left of it."""
-    mark = secrets.token_hex(16)
+    mark = f"{_MARK}={secrets.token_hex(16)}"
     folder = tempfile.mkdtemp(prefix="kooi-process-")
     ours, theirs = socket.socketpair()
     try:
         _furnish(folder, spec)
-        limits = _rlimits(spec.limits)
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _BOOT, *_arguments(theirs.fileno(), limits)],
-            env=_environment(folder, mark),
-            cwd=f"{folder}/home",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
+        environment = _environment(folder, mark)
+        child = _execute(theirs.fileno(), _rlimits(spec.limits), environment, _setup(folder, environment, spec))
     except OSError as error:
         ours.close()
         shutil.rmtree(folder, ignore_errors=True)
         raise SetupFailed(f"the child process could not be started: {error}") from error
     finally:
         theirs.close()
+    return ChildBox(child, SocketStream(ours), folder, mark)
+
+
+def _execute(
+    fd: int, limits: Sequence[tuple[int, int, int]], environment: Mapping[str, str], setup: Mapping[str, object]
+) -> subprocess.Popen[bytes]:
+    """Execute the agent on `fd`. It reads its set-up from standard input."""
+    python = [sys.executable, "-I", "-S", "-B"]
+    if sys.platform == "linux":
+        argv = [*python, GUEST, str(fd)]
+    else:
+        argv = [
+            *python,
+            "-c",
+            _LIMITED,
+            ",".join(f"{which}:{soft}:{hard}" for which, soft, hard in limits),
+            GUEST,
+            str(fd),
+        ]
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, json.dumps(setup).encode())  # it is small: a pipe takes it whole
+        child = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=reading,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(fd,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)
     if sys.platform == "linux":
         # Before the guest hears its first frame, and at no cost to it.
         for which, soft, hard in limits:
             resource.prlimit(child.pid, which, (soft, hard))
-    return ChildBox(child, SocketStream(ours), folder, mark)
+    return child
 
 
 def _furnish(folder: str, spec: Spec) -> None:
@@ -219,16 +240,22 @@ def _furnish(folder: str, spec: Spec) -> None:
         os.symlink(dataset.source, f"{folder}/home/data/{dataset.name}")
 
 
-def _arguments(fd: int, limits: Sequence[tuple[int, int, int]]) -> list[str]:
-    """Return what the child is started with: where our code is, its socket, its limits, its path."""
-    from_inside = "" if sys.platform == "linux" else ",".join(f"{which}:{soft}:{hard}" for which, soft, hard in limits)
-    site = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
-    return [SOURCE, str(fd), from_inside, *filter(os.path.isdir, site)]
-
-
 def _environment(folder: str, mark: str) -> dict[str, str]:
-    own = {"HOME": f"{folder}/home", "TMPDIR": f"{folder}/tmp", "KOOI_DATA": f"{folder}/home/data", _MARK: mark}
-    return {"PATH": _PATH, "LANG": "C.UTF-8", **host_env(*_PASSED_ON), **own}
+    own = {"HOME": f"{folder}/home", "TMPDIR": f"{folder}/tmp", "KOOI_DATA": f"{folder}/home/data"}
+    name, _, value = mark.partition("=")
+    return {"PATH": _PATH, "LANG": "C.UTF-8", **host_env(*_PASSED_ON), **own, name: value}
+
+
+def _setup(folder: str, environment: Mapping[str, str], spec: Spec) -> dict[str, object]:
+    """Return what the agent is told: see `guest.children.Setup`."""
+    site = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    return {
+        "home": f"{folder}/home",
+        "env": environment,
+        "python_argv": [sys.executable],
+        "sys_path": [path for path in site if os.path.isdir(path)],
+        "fresh": spec.fresh,
+    }
 
 
 def _rlimits(limits: Limits) -> list[tuple[int, int, int]]:

@@ -1,8 +1,8 @@
 """The processes of a box that has no namespace of its own: found by descent, and by a mark in their environment.
 
-Descent sees every living child of a living parent; the mark also finds what was orphaned. Code that drops both (it
-forks away, ends the parent and executes a program with an empty environment) is found by neither: a level that can only
-do this says so in its enforcement.
+The agent adopts what its descendants orphan (on Linux), so descent finds all while the agent lives; the mark also
+finds what an agent that was killed has left. Code that kills the agent and drops the mark (it executes a program with
+another environment) is found by neither: a level that can only do this says so in its enforcement.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ def tree(root: int) -> list[Process]:
     return _below(_table(), root)
 
 
-def kill(root: int, mark: str) -> None:
-    """Kill `root`, its descendants, and whatever carries `mark` in its environment.
+def kill(root: int, mark: str, *, orphans: bool) -> None:
+    """Kill `root` and its descendants; with `orphans` also whatever carries `mark` in its environment.
 
-    The root is stopped first and killed last: while it lives, stopped, orphans cannot be told apart from strangers.
+    The root, which adopts what its descendants orphan, is stopped first and killed last, so that nothing slips away to
+    another parent. A root that had ended before can have lost some: then look for `orphans`.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(root, signal.SIGSTOP)
     for _ in range(KILL_PASSES):
-        found = {process.pid for process in tree(root) if process.alive} | _marked(mark)
-        found -= {root, os.getpid()}
+        found = {process.pid for process in tree(root) if process.alive} - {root}
+        if orphans:
+            found |= _marked(mark)
         if not found:
             break
         for pid in found:
@@ -87,7 +89,7 @@ def _marked(mark: str) -> set[int]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if wanted in file.read().split(b"\0"):
+                if wanted in file.read().split(b"\0") and int(name) != os.getpid():
                     found.add(int(name))
     return found
 

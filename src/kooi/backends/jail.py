@@ -20,7 +20,9 @@ class JailBackend:
     """Boxes forked from a warm zygote into fresh namespaces."""
 
     name: ClassVar[str] = "jail"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"run", "exec", "files", "freeze", "posture", "preload", "fresh"})
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"run", "exec", "files", "freeze", "posture", "preload", "fresh"}
+    )
 
     def __init__(self) -> None:
         self._facts: HostFacts | None = None

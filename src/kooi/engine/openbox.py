@@ -36,6 +36,7 @@ class Prepared:
     backend: Backend
     enforcement: Enforcement
     cpus: int
+    file_size: bool
 
 
 class InFlight(Protocol):
@@ -66,7 +67,9 @@ def prepare(spec: Spec) -> Prepared:
     enforcement = granted(backend.enforcement(spec, facts), spec.policy)
     if len(_prepared) >= _MEMO:
         _prepared.clear()
-    made = _prepared[spec] = Prepared(spec, spec.digest(), backend, enforcement, facts.cpus)
+    # Where the disk limit is held by a limit on each file, that is what a program sees of it.
+    file_size = any(each.name == "disk_bytes" and each.grade == "per_process" for each in enforcement.clauses)
+    made = _prepared[spec] = Prepared(spec, spec.digest(), backend, enforcement, facts.cpus, file_size)
     return made
 
 
@@ -104,6 +107,7 @@ class OpenBox:
         self.final: Usage | None = None
         self.closed: str | None = None
         self.lost: str | None = None
+        self.inherited = False
         self._followed = False
         self._watcher: asyncio.Task[None] | None = None
         self._seen: asyncio.Event | None = None
@@ -155,11 +159,8 @@ class OpenBox:
             raise
 
     async def _end(self) -> None:
-        calls = [run.call.done for run in self.inflight if not run.call.done.done()]
-        if not calls:
-            self.client.close()  # nothing is under way, and a guest that hears it begins to go
         await self.box.kill()
-        if calls:
+        if calls := [run.call.done for run in self.inflight if not run.call.done.done()]:
             await asyncio.wait(calls, timeout=DRAIN_SECONDS)
         self.client.close()
         if self._watcher is not None:

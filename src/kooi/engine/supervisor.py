@@ -77,7 +77,7 @@ class _Run:
     """A run that is being supervised."""
 
     def __init__(self, held: OpenBox, job: Job) -> None:
-        enforcement, limits = held.prepared.enforcement, held.prepared.spec.limits
+        limits = held.prepared.spec.limits
         self.held = held
         self.job = job
         self.call: Call
@@ -85,8 +85,7 @@ class _Run:
         self.out = Capture(limits.output_bytes, job.taps.stdout)
         self.err = Capture(limits.output_bytes, job.taps.stderr)
         self.results = Results()
-        disk = next((clause.grade for clause in enforcement.clauses if clause.name == "disk_bytes"), "none")
-        self.ending = Ending(file_size=disk == "per_process", command=job.op == "exec")
+        self.ending = Ending(file_size=held.prepared.file_size, command=job.op == "exec")
         self.raised: BaseException | None = None
         self.blind = 0
         self.timers: dict[str, asyncio.TimerHandle] = {}

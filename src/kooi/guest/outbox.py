@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Deque, Union
 
 _AT_ONCE = 64
+_SMALL = 16 * 1024
 
 Part = Union[bytes, memoryview]
 
@@ -28,8 +29,25 @@ class Outbox:
     def put(self, *parts: Part) -> None:
         """Queue buffers; they must not change until they are written."""
         for part in parts:
-            self._parts.append(part)
-            self.size += len(part)
+            if len(part):  # nothing would ever be written of an empty one, and it would never leave
+                self._parts.append(part)
+                self.size += len(part)
+
+    def copy(self, head: bytes, view: memoryview) -> None:
+        """Queue `head` and a view that changes as soon as this returns. What is large is written first, then copied."""
+        if len(view) <= _SMALL:
+            self.put(head + view)
+        elif self.flush():
+            try:
+                count = os.writev(self._fd, (head, view) if head else (view,)) - len(head)
+            except BlockingIOError:
+                count = -len(head)
+            if count < 0:
+                self.put(head[count:], bytes(view))
+            elif count < len(view):
+                self.put(bytes(view[count:]))
+        else:
+            self.put(head, bytes(view))
 
     def flush(self) -> bool:
         """Write what the descriptor takes; return whether all is written. Raises `OSError` when the peer is gone."""

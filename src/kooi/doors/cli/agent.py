@@ -23,6 +23,7 @@ from kooi.contract.errors import InvalidRequest
 from kooi.contract.spec import Spec
 from kooi.doors.cli import choose, show
 from kooi.doors.cli.main import FINE, OURS, THEIRS
+from kooi.engine import registry
 from kooi.settings import agent_keys
 
 MAX_FILE_BYTES = 1 << 30
@@ -79,7 +80,7 @@ async def converse(
     *,
     watch: Watcher | None = None,
 ) -> Transcript:
-    """Open a sandbox with `files` in its working directory, let `model` answer in it, close it."""
+    """Open a sandbox with `files` in its working directory, let `model` answer in it, close everything."""
     from kooi.sandbox import AsyncSandbox
 
     try:
@@ -90,6 +91,7 @@ async def converse(
             return await agent.ask(question, watch=watch)
     finally:
         await model.close()
+        await registry.close_all()
 
 
 def read_files(paths: list[Path]) -> dict[str, bytes]:

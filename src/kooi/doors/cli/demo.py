@@ -40,7 +40,11 @@ def run(argv: Sequence[str] | None = None) -> int:
     if not working:
         show.note("No level works on this machine; `kooi doctor` says why.", "bad")
         return main.OURS
-    solved = [_solve(level, args.model) for level in working]
+    _head(2, "An agent that answers a question about real data, running its Python code in a sandbox")
+    data = _data()
+    show.note(f"  question: {QUESTION}")
+    show.note(f"  data: {data.name} from the package {PACKAGE}, {data.stat().st_size} bytes")
+    solved = [_solve(level, args.model, data) for level in working]
     _head(3, "The classic attacks: six hostile programs at every level")
     attacked = main.main(["attack", "--suite", "classic"])
     _head(4, "How long print(1) takes, at every level")
@@ -70,12 +74,10 @@ async def _probe() -> Mapping[str, Availability]:
         await registry.close_all()
 
 
-def _solve(level: str, model_name: str) -> bool:
+def _solve(level: str, model_name: str, data: Path) -> bool:
     """Let the agent answer the question at one level."""
-    data = _data()
-    _head(2, f"An agent at work, at level {level}")
-    show.note(f"  question: {QUESTION}")
-    show.note(f"  data: {data.name} from the package {PACKAGE}, {data.stat().st_size} bytes")
+    show.note()
+    show.note(f"  at level {level}:", "good")
     try:
         transcript = asyncio.run(_ask(level, model_name, data))
     except KooiError as error:
@@ -83,16 +85,14 @@ def _solve(level: str, model_name: str) -> bool:
         return False
     show.note(f"  answer: {transcript.answer or transcript.error}", "good" if transcript.answer else "bad")
     show.note(f"  {len(transcript.steps)} replies of the {transcript.model} model in {transcript.seconds:.2f} s", "dim")
-    return transcript.ended == "answered" and all(o.is_error is False for s in transcript.steps for o in s.outcomes)
+    outcomes = [outcome for step in transcript.steps for outcome in step.outcomes]
+    return transcript.ended == "answered" and not any(outcome.is_error for outcome in outcomes)
 
 
 async def _ask(level: str, model_name: str, data: Path) -> Transcript:
     model = choose_model(model_name, agent_keys())
     files = {data.name: data.read_bytes()}
-    try:
-        return await agent.converse(Spec(level=level), model, QUESTION, files, agent.Budget(), watch=_show)
-    finally:
-        await registry.close_all()
+    return await agent.converse(Spec(level=level), model, QUESTION, files, agent.Budget(), watch=_show)
 
 
 def _show(event: Reply | ToolOutcome) -> None:

@@ -1,0 +1,300 @@
+"""The agent: process 1 of a box. It serves the host over the stream and never runs the code itself.
+
+Theory of operation: one thread, one poll loop. Frames that arrive open channels, or go to the channel they are for;
+everything that leaves is queued and written once per turn of the loop, so that the frames of one turn leave in one
+system call. Interpreters, commands and file work are children; the agent moves their bytes, only while their channel
+has credit, and reaps whatever dies. The host is trusted to hold the protocol and no further: when it breaks
+it, or the stream ends, everything dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import signal
+import sys
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional
+
+from kooi.guest import frames, fresh, shapes
+from kooi.guest.channel import Channel
+from kooi.guest.children import Nursery, Setup
+from kooi.guest.commands import Command
+from kooi.guest.contexts import Context
+from kooi.guest.frames import CHUNK, LATE_OPENS, MAX_CHANNELS, SCRATCH_BYTES, FrameError, Parser
+from kooi.guest.outbox import Outbox
+from kooi.guest.poller import IN, OUT, Poller
+from kooi.guest.processes import Family
+from kooi.guest.runs import Run
+from kooi.guest.transfers import Errand, Helper, Listing, Read, Write
+
+__all__ = ["Agent", "Setup", "serve"]
+
+_HIGH = 256 * 1024
+_SWEEP_SECONDS = 0.002
+
+
+class StreamEnded(Exception):
+    """The host is gone."""
+
+
+class Ping(Channel):
+    """The op `ping`."""
+
+    def start(self) -> None:
+        """Answer."""
+        self.end({})
+
+
+_OPS: Mapping[str, Callable[[Agent, int, Mapping[str, Any]], Channel]] = {
+    "run": Run,
+    "exec": Command,
+    "file.read": Read,
+    "file.write": Write,
+    "file.list": Listing,
+    "file.stat": Errand,
+    "file.mkdir": Errand,
+    "file.remove": Errand,
+    "ping": Ping,
+}
+
+
+class Agent:
+    """What one box's agent holds. Everything but `serve` is for its parts."""
+
+    def __init__(self, stream_fd: int, setup: Setup) -> None:
+        self.null = _null()
+        self._read_fd = _above(stream_fd, self.null)
+        self._write_fd = self._read_fd if setup.write_fd < 0 else _above(setup.write_fd, self.null)
+        self.nursery = Nursery(setup)
+        self.family = Family()
+        self.poller = Poller()
+        self.lump = _private_memory(CHUNK)
+        self.program = b""
+        if setup.fresh:
+            self.program = setup.program or fresh.program()
+        self._parser = Parser(frames.FROM_HOST, _private_memory(SCRATCH_BYTES))
+        self._outbox = Outbox(self._write_fd)
+        self._channels: Dict[int, Channel] = {}
+        self._contexts: Dict[str, Context] = {}
+        self._helper: Optional[Helper] = None
+        self._last_opened = -1
+        self._greeted = False
+        self._blocked = False
+        self._stalled: List[Callable[[], None]] = []
+
+    # The loop
+
+    def serve(self) -> NoReturn:
+        """Serve until the host goes; raise what ended it."""
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._watch_children()
+        self.poller.watch(self._read_fd, IN, self._stream_ready)
+        self.poller.wait(0)
+        if self._last_opened < 0:
+            self.context("").warm(self._greet)
+        else:
+            self._greet()
+        while True:
+            self._flush()
+            self.poller.wait(_SWEEP_SECONDS if self.family.sweeping else -1)
+            if self.family.sweeping:
+                self.family.reap()
+
+    def _watch_children(self) -> None:
+        """Wake up when a child dies. No other signal has a handler: as process 1 the agent is deaf to them."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if os.getpid() == 1 else signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+        def died(events: int) -> None:
+            try:
+                os.read(reader, 4096)
+            except BlockingIOError:
+                pass
+            self.family.reap()
+
+        self.poller.watch(reader, IN, died)
+
+    def _greet(self) -> None:
+        """Say HELLO, the first of all frames."""
+        if not self._greeted:
+            self._greeted = True
+            version = "{}.{}.{}".format(*sys.version_info)
+            self._outbox.put(frames.json_frame(frames.HELLO, 0, {"protocol": 1, "python": version, "pid": os.getpid()}))
+
+    # What comes from the host
+
+    def _stream_ready(self, events: int) -> None:
+        if events & OUT:
+            self._flush()
+        if events & ~OUT:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            count = os.readv(self._read_fd, self._parser.buffers())
+        except BlockingIOError:
+            return
+        if count == 0:
+            raise StreamEnded
+        for kind, channel, view in self._parser.advance(count):
+            self._take(kind, channel, view)
+
+    def _take(self, kind: int, number: int, view: memoryview) -> None:
+        channel = self._channels.get(number)
+        if kind == frames.OPEN:
+            self._open(number, frames.loads(bytes(view)))
+        elif kind == frames.CONFIG:
+            self._configure(frames.loads(bytes(view)))
+        elif channel is None:
+            if number % 2 == 0 or not self._last_opened - 2 * LATE_OPENS < number <= self._last_opened:
+                raise FrameError(f"channel {number} is not open")
+        elif kind == frames.DATA:
+            channel.credit.received(len(view))
+            channel.data(view)
+        elif kind == frames.EOF:
+            channel.eof()
+        elif kind == frames.CREDIT:
+            channel.credit.granted(int.from_bytes(view, "big"))
+            channel.resume()
+        else:
+            value = frames.loads(bytes(view))
+            shapes.check_control(value)
+            channel.signal(value["signal"])
+
+    def _configure(self, value: Dict[str, Any]) -> None:
+        shapes.check_config(value)
+        if self._last_opened >= 0:
+            raise FrameError("CONFIG after an OPEN")
+        self.nursery.configure(value["env"], value["cwd"])
+        for context in self._contexts.values():
+            context.stale = True
+
+    def _open(self, number: int, fields: Dict[str, Any]) -> None:
+        shapes.check_open(fields)
+        if number % 2 == 0 or number <= self._last_opened or len(self._channels) >= MAX_CHANNELS:
+            raise FrameError(f"channel {number} cannot be opened")
+        self._last_opened = number
+        self._greet()
+        channel = self._channels[number] = _OPS[fields["op"]](self, number, fields)
+        channel.start()
+
+    # What goes to the host
+
+    def put(self, data: bytes) -> None:
+        """Queue a frame."""
+        self._outbox.put(data)
+
+    def emit(self, kind: int, number: int, view: memoryview) -> None:
+        """Queue a frame with a payload that changes as soon as this returns."""
+        self._outbox.copy(frames.header(kind, number, len(view)), view)
+
+    def crowded(self, resume: Callable[[], None]) -> bool:
+        """Return whether the host must read first; if so, `resume()` is called when it has."""
+        if self._outbox.size < _HIGH:
+            return False
+        self._stalled.append(resume)
+        return True
+
+    def consumed(self, channel: Channel, size: int) -> None:
+        """Give the host credit for `size` bytes of input that were used up."""
+        if channel.number in self._channels:
+            amount = channel.credit.consumed(size)
+            if amount:
+                self._outbox.put(frames.credit_frame(channel.number, amount))
+
+    def finish(self, channel: Channel, payload: bytes) -> None:
+        """Queue a channel's END and forget the channel."""
+        del self._channels[channel.number]
+        self._outbox.put(frames.frame(frames.END, channel.number, payload))
+
+    def _flush(self) -> None:
+        while self._outbox.size:
+            if not self._outbox.flush():
+                self._watch_stream(True)
+                return
+            stalled, self._stalled = self._stalled, []
+            for resume in stalled:
+                resume()
+        self._watch_stream(False)
+
+    def _watch_stream(self, blocked: bool) -> None:
+        if blocked == self._blocked:
+            return
+        self._blocked = blocked
+        if self._read_fd == self._write_fd:
+            self.poller.watch(self._read_fd, IN | OUT if blocked else IN, self._stream_ready)
+        elif blocked:
+            self.poller.watch(self._write_fd, OUT, lambda events: self._flush())
+        else:
+            self.poller.forget(self._write_fd)
+
+    # What channels share
+
+    def context(self, name: str) -> Context:
+        """Return the context `name`; it is made when it is first asked for."""
+        context = self._contexts.get(name)
+        if context is None:
+            context = self._contexts[name] = Context(self)
+        return context
+
+    def helper(self) -> Helper:
+        """Return the process that does short file work; it is started when there is none."""
+        if self._helper is None or self._helper.gone:
+            self._helper = Helper(self)
+        return self._helper
+
+
+def _private_memory(size: int) -> memoryview:
+    """Return a buffer whose pages cost nothing until they are touched, and that children do not share."""
+    return memoryview(mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS))
+
+
+def _null() -> int:
+    """Return a descriptor that reads as empty, after making sure that 0 to 2 are in use."""
+    try:
+        fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        fd, writer = os.pipe()
+        os.close(writer)
+    while fd <= 2:
+        fd = os.dup(fd)
+    return fd
+
+
+def _above(fd: int, null: int) -> int:
+    """Return a stream's descriptor, moved away when it is a standard one."""
+    if not 0 <= fd <= 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.dup2(null, fd)
+    return moved
+
+
+def serve(stream_fd: int, setup: Setup) -> NoReturn:
+    """Serve the host on `stream_fd` until it goes, then kill everything and exit. Never returns.
+
+    Call it in a process of its own, single-threaded, that is confined and not dumpable already. Signals, descriptors 0
+    to 2, the environment and the collector of this process are changed.
+    """
+    agent = None
+    try:
+        gc.freeze()
+        agent = Agent(stream_fd, setup)
+        agent.serve()
+    except StreamEnded:
+        pass
+    except BaseException as error:
+        os.write(2, f"kooi guest: {type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
+    finally:
+        try:
+            if agent is not None:
+                agent.family.kill_all()
+        finally:
+            os._exit(1)

@@ -1,0 +1,212 @@
+"""Start a child of the agent: fork, then become the code's user in an order that leaves nothing behind.
+
+Theory of operation: the agent may hold capabilities and descriptors that the code must not have. So a child first
+leaves the agent's signal handling and session, then its ids, then takes on what the caller confines it with, and last
+closes every descriptor that was not planted for it; only then does its body run. It never returns into the agent's
+stack: whatever happens ends in `_exit`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import resource
+import signal
+import sys
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+_PR_SET_DUMPABLE = 4
+_ABOVE = 64
+_SPAN = 4096
+#: what a Python process ignores, and what a program that it executes must find at its default
+_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+
+Planted = Sequence[Tuple[int, int]]
+
+
+class Setup(NamedTuple):
+    """What the agent is told about its box by whoever starts it.
+
+    `cwd` is `home` unless given; `env` is the base that CONFIG adds to. `code_uid`, `code_gid`: who the code runs as,
+    `None` to stay. `confine_code` is called in every child once it has those ids. `python_argv` is the interpreter
+    that fresh contexts execute and that `sys.executable` names; `sys_path` is appended to every context's `sys.path`.
+    `program` is what `fresh.program()` returns, called while the guest's own files can still be read. `write_fd` is the
+    other half of a stream that is not one socket.
+    """
+
+    home: str = "/home/user"
+    cwd: Optional[str] = None
+    env: Mapping[str, str] = {}
+    code_uid: Optional[int] = None
+    code_gid: Optional[int] = None
+    confine_code: Optional[Callable[[], None]] = None
+    python_argv: Tuple[str, ...] = ()
+    sys_path: Tuple[str, ...] = ()
+    fresh: bool = False
+    program: bytes = b""
+    write_fd: int = -1
+
+
+class Nursery:
+    """Starts children as `setup` says. `environment` and `cwd` are what CONFIG made of the base."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.environment: Dict[str, str] = {}
+        self.cwd = ""
+        self.configure({}, setup.cwd or setup.home)
+        self._odd_signals = _odd_signals()
+        self._end_of_fds = _highest_fd() + 1 + _SPAN
+        self._prctl = _prctl() if setup.code_uid is not None or "ctypes" in sys.modules else None
+
+    def configure(self, env: Mapping[str, str], cwd: str) -> None:
+        """Set what children find: the base environment with `env` added, and the directory `cwd`."""
+        self.environment = {**self.setup.env, **env}
+        self.cwd = cwd
+        if os.environ != self.environment:
+            os.environ.clear()
+            os.environ.update(self.environment)
+
+    def configuration(self) -> bytes:
+        """Return the same for an interpreter that is running already (see `interpreter`)."""
+        pairs = (f"{key}={value}" for key, value in self.environment.items())
+        return b"".join(os.fsencode(text) + b"\0" for text in (self.cwd, *pairs))
+
+    def start(
+        self,
+        planted: Planted,
+        body: Callable[[], None],
+        *,
+        executes: bool = False,
+        dumpable: bool = True,
+        failed: int = -1,
+    ) -> int:
+        """Fork, and return the child's pid. In the child `body` runs, and where it ends the child ends.
+
+        `planted`: pairs of a descriptor here and its number in the child. `executes`: `body` executes a program.
+        `dumpable`: the child belongs to the code, which may trace it. An error is written to the descriptor `failed` as
+        `NAME NUL text`. Raises `OSError` when there can be no more processes.
+        """
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            failed = self._settle(planted, executes, dumpable, failed)
+            body()
+        except BaseException as error:
+            _tell(failed, error)
+        finally:
+            os._exit(127)
+
+    def _settle(self, planted: Planted, executes: bool, dumpable: bool, failed: int) -> int:
+        """Become what `start` says; return the number that `failed` has now."""
+        gc.freeze()
+        self._reset_signals(executes)
+        os.setsid()
+        _offer_to_oom_killer()
+        failed = _plant(planted, executes, failed)
+        self._take_ids()
+        if dumpable and not executes and self._prctl is not None:
+            self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+        if self.setup.confine_code is not None:
+            self.setup.confine_code()
+        self._close_others({failed, *(target for _, target in planted)})
+        os.umask(0o022)
+        try:
+            os.chdir(self.cwd)
+        except OSError:
+            os.chdir("/")
+        return failed
+
+    def _reset_signals(self, executes: bool) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, *self._odd_signals, *(_IGNORED if executes else ())):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if executes else signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _take_ids(self) -> None:
+        uid, gid = self.setup.code_uid, self.setup.code_gid
+        if gid is not None:
+            if os.getgroups():
+                os.setgroups([])
+            os.setresgid(gid, gid, gid)
+        if uid is not None:
+            os.setresuid(uid, uid, uid)
+
+    def _close_others(self, keep: Set[int]) -> None:
+        start = 0
+        for fd in sorted(keep):
+            if fd > start:
+                os.closerange(start, fd)
+            start = max(start, fd + 1)
+        os.closerange(start, max(start, self._end_of_fds))
+
+
+def _odd_signals() -> Tuple[int, ...]:
+    """Return the signals whose disposition here is not what a new Python process has."""
+    usual = (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGCHLD, *_IGNORED)
+    return tuple(
+        number
+        for number in range(1, signal.NSIG)
+        if number not in usual and signal.getsignal(number) not in (signal.SIG_DFL, None)
+    )
+
+
+def _highest_fd() -> int:
+    """Return the highest open descriptor. Later ones get the lowest free number, so they stay within `_SPAN` of it."""
+    for path in ("/proc/self/fd", "/dev/fd"):
+        try:
+            return max(int(name) for name in os.listdir(path))
+        except OSError:
+            continue
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _prctl() -> Optional[Callable[..., int]]:
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    prctl: Any = ctypes.CDLL(None).prctl
+    return prctl  # type: ignore[no-any-return]
+
+
+def _offer_to_oom_killer() -> None:
+    """Let the kernel kill the code before the agent. Where /proc refuses, the host's own limits decide alone."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"1000")
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _plant(planted: Planted, inheritable: bool, failed: int) -> int:
+    """Give each descriptor its number; return what became of `failed`."""
+    targets = {target for _, target in planted}
+    if failed in targets:
+        failed = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+    moved = [
+        (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE) if fd in targets and fd != target else fd, target)
+        for fd, target in planted
+    ]
+    for fd, target in moved:
+        if fd == target:
+            os.set_inheritable(fd, inheritable or target <= 2)
+        else:
+            os.dup2(fd, target, inheritable or target <= 2)
+    return failed
+
+
+def _tell(fd: int, error: BaseException) -> None:
+    if fd >= 0:
+        try:
+            os.write(fd, f"{type(error).__name__}\0{error}".encode("utf-8", "backslashreplace")[:4096])
+        except OSError:
+            pass

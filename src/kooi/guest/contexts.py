@@ -1,0 +1,276 @@
+"""The agent's side of contexts: one interpreter each, its output, and the runs that wait for it.
+
+Theory of operation: a context's pipes live as long as the context, so that an interpreter that ended is replaced behind
+them, and what it left behind may still write without harm. A warm interpreter is forked with the code of its first run
+already in memory. What an interpreter says on its control socket is a claim of the code in it: it is parsed with caps,
+counts only for the run that is on, and an interpreter that breaks its form is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional
+
+from kooi.guest import frames, fresh
+from kooi.guest.answers import Answers, BadAnswer, ended, exited, failed, fitting
+from kooi.guest.channel import Feed, Tap
+from kooi.guest.interpreter import DONE, FAILED, RESULT, WARM, Interpreter, request
+from kooi.guest.poller import IN
+from kooi.guest.processes import send
+from kooi.guest.reseed import reseed
+from kooi.guest.runs import Run
+from kooi.guest.streams import CONTROL, SPARE_ERR, SPARE_OUT
+
+if TYPE_CHECKING:
+    from kooi.guest.agent import Agent
+
+_IN_MEMORY = frames.WINDOW // 2
+_BACKLOG = 8
+_READ = 64 * 1024
+
+
+class Context:
+    """One context. Its interpreter is started with the first run, or ahead of it by `warm`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.stale = False
+        self._agent = agent
+        self._pid = 0
+        self._count = 0
+        self._run: Optional[Run] = None
+        self._said = False
+        self._waiting: Deque[Run] = deque()
+        self._control: Optional[socket.socket] = None
+        self._feed: Optional[Feed] = None
+        self._answers = Answers()
+        self._listening = False
+        self._dying = False
+        self._status = 0
+        self._on_warm: Optional[Callable[[], None]] = None
+        out, self._out = os.pipe()
+        err, self._err = os.pipe()
+        self._taps = (Tap(agent, out, frames.OUT), Tap(agent, err, frames.ERR))
+
+    # Runs
+
+    def submit(self, run: Run) -> None:
+        """Queue a run."""
+        self._waiting.append(run)
+        self.wake()
+
+    def wake(self) -> None:
+        """Start the next run if the interpreter is free and enough of the code is here."""
+        if self._run is not None or self._dying or not self._waiting:
+            return
+        run = self._waiting[0]
+        in_memory = not self._pid and not self._agent.nursery.setup.fresh and run.code_bytes <= _IN_MEMORY
+        if in_memory and run.code_left:
+            return
+        self._run = self._waiting.popleft()
+        self._said = False
+        self._count += 1
+        for tap in self._taps:
+            tap.attach(run)
+        run.taps = self._taps
+        reader = -1
+        try:
+            reader = run.open_input()
+            if in_memory:
+                self._launch(reader, code=b"".join(run.held))
+                self._agent.consumed(run, run.code_bytes)
+            else:
+                self._hand_over(run, reader)
+            run.begin()
+        except OSError as error:
+            self._end(run, ended("error", error=failed(error, "cannot start the interpreter")))
+        finally:
+            if reader >= 0:
+                os.close(reader)
+
+    def _hand_over(self, run: Run, reader: int) -> None:
+        """Send the run to the interpreter that is there, or start one."""
+        starts = not self._pid
+        if starts:
+            self._launch(reader)
+        assert self._feed is not None and self._control is not None
+        config = self._agent.nursery.configuration() if self.stale else b""
+        self.stale = False
+        self._feed.channel = run
+        fed = 0 if reader < 0 else 2 if starts else 1
+        self._feed.put(request(self._count, config, run.code_bytes, fed))
+        if fed == 1:
+            self._feed.flush()
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, reader.to_bytes(4, sys.byteorder))]
+            self._control.sendmsg([b"\0"], passed)
+        self._feed.put(config)
+        self._feed.push(memoryview(b"".join(run.held)))
+
+    def feed(self, code: memoryview) -> None:
+        """Pass on code that came after its run had started."""
+        if self._feed is not None:
+            self._feed.push(code)
+
+    def release(self, run: Run) -> None:
+        """Note that `run` is over; start the next one."""
+        if run is self._run:
+            self._run = None
+            for tap in self._taps:
+                tap.attach(None)
+            self.wake()
+
+    def _end(self, run: Run, payload: bytes) -> None:
+        self._said = True
+        run.announce(frames.END, payload)
+
+    def signal(self, run: Run, number: int) -> None:
+        """Signal the interpreter's process group, if `run` is on."""
+        if run is self._run and not self._said and self._pid:
+            send(self._pid, number, group=True)
+
+    def kill(self, run: Run) -> None:
+        """End `run`: with its interpreter and all that descends from that, unless it is over or has not begun."""
+        if run in self._waiting:
+            self._waiting.remove(run)
+            run.over(exited(signal.SIGKILL, self._agent.family.left()))
+        elif self._said or not self._pid:
+            run.abandon()
+        elif not self._dying:
+            self._dying = True
+            self._agent.family.kill(self._pid, self._killed)
+
+    def _killed(self) -> None:
+        self._dying = False
+        run = self._run
+        if run is not None and not self._said:
+            self._end(run, exited(self._status, self._agent.family.left()))
+            run.abandon()
+        else:
+            self.wake()
+
+    # The interpreter
+
+    def warm(self, ready: Callable[[], None]) -> None:
+        """Start the interpreter ahead of any run; `ready()` is called when it is warm or has failed."""
+        self._on_warm = ready
+        try:
+            self._launch(-1, warm=True)
+        except OSError:
+            self._warmed()
+
+    def _warmed(self) -> None:
+        ready, self._on_warm = self._on_warm, None
+        if ready is not None:
+            ready()
+
+    def _launch(self, reader: int, code: Optional[bytes] = None, warm: bool = False) -> None:
+        """Start the interpreter, with its first run in memory or without one."""
+        nursery, setup = self._agent.nursery, self._agent.nursery.setup
+        ours, theirs = socket.socketpair()
+        plan = [(theirs.fileno(), CONTROL), (self._out, SPARE_OUT), (self._err, SPARE_ERR)]
+        plan += [(reader if reader >= 0 else self._agent.null, 0), (self._out, 1), (self._err, 2)]
+        try:
+            if setup.fresh:
+                command = fresh.command(setup.python_argv, setup.sys_path, len(self._agent.program), warm)
+                pid = nursery.start(plan, lambda: os.execve(command[0], command, nursery.environment), executes=True)
+            else:
+                pid = nursery.start(plan, lambda: self._live(code, reader >= 0, warm))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._pid, self._control, self._answers = pid, ours, Answers()
+        ours.setblocking(False)
+        self._feed = Feed(self._agent, os.dup(ours.fileno()))
+        if setup.fresh:
+            self._feed.put(self._agent.program)
+            self._feed.flush()
+        self.listen()
+        self._agent.family.adopt(pid, self._exited)
+
+    def _live(self, code: Optional[bytes], fed: bool, warm: bool) -> None:
+        """Be the interpreter. Runs in the child."""
+        setup = self._agent.nursery.setup
+        reseed()
+        interpreter = Interpreter(setup.python_argv, setup.sys_path)
+        if warm:
+            interpreter.warm(True)
+        interpreter.serve(self._count, code, fed)
+
+    def _exited(self, status: int) -> None:
+        """Take the end of the interpreter, after the last it said."""
+        self._status = status
+        while self._listening and self._hear():
+            pass
+        self._deafen()
+        if self._control is not None:
+            self._control.close()
+        if self._feed is not None:
+            self._feed.close()
+        self._pid, self._control, self._feed = 0, None, None
+        self.stale = False
+        self._warmed()
+        if self._run is not None and not self._said and not self._dying:
+            self._end(self._run, exited(status, self._agent.family.left()))
+
+    # What the interpreter says
+
+    def listen(self) -> None:
+        """Watch the control socket."""
+        if self._control is not None and not self._listening:
+            self._listening = True
+            self._agent.poller.watch(self._control.fileno(), IN, self._ready)
+
+    def _deafen(self) -> None:
+        if self._listening and self._control is not None:
+            self._listening = False
+            self._agent.poller.forget(self._control.fileno())
+
+    def _ready(self, events: int) -> None:
+        self._hear()
+
+    def _hear(self) -> bool:
+        """Take what the interpreter says; return whether there may be more."""
+        assert self._control is not None
+        if self._run is not None and self._run.backlog >= _BACKLOG:
+            self._deafen()
+            return False
+        try:
+            data = self._control.recv(_READ)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._deafen()
+            return False
+        try:
+            for kind, number, texts in self._answers.feed(data):
+                self._take(kind, number, texts)
+        except BadAnswer:
+            self._deafen()
+            send(self._pid, signal.SIGKILL, group=True)
+            return False
+        return True
+
+    def _take(self, kind: bytes, number: int, texts: List[str]) -> None:
+        if kind == WARM:
+            self._warmed()
+            return
+        run = self._run
+        if run is None or number != self._count or self._said or self._dying:
+            return
+        if kind == RESULT and texts and len(texts) % 2 == 0:
+            data = dict(zip(texts[::2], texts[1::2]))  # noqa: B905
+            run.announce(frames.EVENT, fitting({"type": "result", "data": data}, data))
+        elif kind == DONE and not texts:
+            self._end(run, ended("ok", left=self._agent.family.left(self._pid)))
+        elif kind == FAILED and len(texts) == 3:
+            told: Dict[str, str] = dict(zip(("name", "value", "traceback"), texts))  # noqa: B905
+            self._end(run, ended("error", error=told, left=self._agent.family.left(self._pid)))
+        else:
+            raise BadAnswer

@@ -1,0 +1,345 @@
+"""One context: an interpreter whose state is kept between runs.
+
+Theory of operation: the agent starts this either in a fork of itself (warm: everything is imported) or in an
+interpreter that was just executed (fresh), where every import costs time: so nothing is imported here but what a bare
+interpreter holds already, and the traceback machinery only once there is something to trace. The agent talks to it over
+a private socket at descriptor `CONTROL`, trusted and binary: a header, a configuration, the code. What it answers is a
+claim, for code that it runs can write to the same socket: the agent checks it. Code may also raise from a signal
+handler at any moment, close or replace any descriptor, and fork: so the streams are put right before each run, a fork
+that comes back from the code leaves at once, and an interpreter that cannot answer any more ends as a script would.
+"""
+
+import builtins
+import posix
+import sys
+from _ast import Expr, Expression, PyCF_ONLY_AST
+from io import BufferedWriter, FileIO, TextIOWrapper
+
+from kooi.guest.streams import CONTROL, Streams, receive_input
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType, TracebackType
+    from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+HEADER_BYTES = 18
+#: kinds of answers: a value to display, done, failed with an exception, warmed up
+RESULT, DONE, FAILED, WARM = b"R", b"D", b"E", b"W"
+TEXT_LIMIT = 64 * 1024
+
+_FUTURES = 0x1FE0000
+_CHUNK = 256 * 1024
+_SOURCES_LIMIT = 4 * 1024 * 1024
+_WARMING = b"def f(x):\n    return [str(x)]\nprint(f(1))\n{}['warm']\n"
+
+
+def request(number: int, config: bytes, code_bytes: int, fed: int) -> bytes:
+    """Return the header of a run, which is followed by config and code.
+
+    `fed`: 0 for no input, 1 for input whose descriptor comes with one byte right after the header, 2 for input that is
+    planted already.
+    """
+    numbers = number.to_bytes(4, "big") + len(config).to_bytes(4, "big") + code_bytes.to_bytes(8, "big")
+    return b"R" + bytes((fed,)) + numbers
+
+
+def answer(kind: bytes, number: int, *texts: str) -> bytes:
+    """Return an answer to the agent."""
+    parts = [number.to_bytes(4, "big")]
+    for text in texts:
+        raw = clip("".join((text,)))  # a plain str, whatever subclass the code's repr() returned
+        parts += [len(raw).to_bytes(4, "big"), raw]
+    body = b"".join(parts)
+    return kind + len(body).to_bytes(4, "big") + body
+
+
+def clip(text: str) -> bytes:
+    """Return at most `TEXT_LIMIT` bytes of UTF-8; a long text loses its middle."""
+    if len(text) <= TEXT_LIMIT:
+        raw = text.encode("utf-8", "backslashreplace")
+        if len(raw) <= TEXT_LIMIT:
+            return raw
+    head = text[:TEXT_LIMIT].encode("utf-8", "backslashreplace")[: TEXT_LIMIT * 3 // 4 - 32]
+    tail = text[-TEXT_LIMIT // 4 :].encode("utf-8", "backslashreplace")[-TEXT_LIMIT // 4 :]
+    return head.decode("utf-8", "ignore").encode() + b"\n... cut ...\n" + tail.decode("utf-8", "ignore").encode()
+
+
+class Interpreter:
+    """The namespace, the streams and the loop of one context. `serve` never returns."""
+
+    def __init__(self, argv: "Sequence[str]", sys_path: "Sequence[str]") -> None:
+        self._pid = posix.getpid()
+        self._futures = 0
+        self._heads: "List[bytes]" = []
+        self._sources = _Sources()
+        self._streams = Streams()
+        sys.argv = [""]
+        if argv:
+            sys.executable = argv[0]
+            if hasattr(sys, "orig_argv"):
+                sys.orig_argv = [argv[0]]
+        found = [path for path in sys.path if path]
+        sys.path[:] = ["", *found, *[path for path in sys_path if path not in found]]
+        self._namespace = _main_module()
+
+    def serve(self, number: int = 0, code: "Optional[bytes]" = None, stdin: bool = False) -> "NoReturn":
+        """Run `code` if it came along, then what the agent sends."""
+        try:
+            if code is not None:
+                self._run(number, code, stdin)
+            while True:
+                self._run(*self._next())
+        except EOFError:
+            posix._exit(0)
+        finally:
+            posix._exit(70)
+
+    def warm(self, trace: bool) -> None:
+        """Take the page faults of a first run: compile, print into the void, and format a traceback if `trace`."""
+        out, sys.stdout = sys.stdout, TextIOWrapper(BufferedWriter(FileIO("/dev/null", "w")), "utf-8")
+        try:
+            self._execute(_WARMING, "<warm>")
+        except KeyError as error:
+            if trace:
+                answer(FAILED, 0, *self._describe(error))
+        finally:
+            sys.stdout = out
+            self._namespace = _main_module()
+        self._say(answer(WARM, 0))
+
+    def _next(self) -> "Tuple[int, Optional[bytes], bool]":
+        """Wait for a run; return its number, its code and whether it has input. Raises `EOFError` without an agent.
+
+        A signal handler of the code may raise between any two bytecodes, so reading and keeping are one call.
+        """
+        heads = self._heads
+        while not heads:
+            try:
+                heads.extend(map(posix.read, (CONTROL,), (HEADER_BYTES,)))
+            except OSError:
+                raise EOFError from None
+            except BaseException:
+                continue
+        head = heads.pop()
+        if len(head) != HEADER_BYTES:
+            raise EOFError
+        if head[1] == 1:
+            receive_input()
+        config = _read(int.from_bytes(head[6:10], "big"))
+        if config:
+            _configure(config)
+        return int.from_bytes(head[2:6], "big"), _read(int.from_bytes(head[10:18], "big")), head[1] > 0
+
+    def _run(self, number: int, code: "Optional[bytes]", stdin: bool) -> None:
+        """Run code and answer; leave the process when the code ends it, or when this is a fork that came back."""
+        self._streams.ready(stdin)
+        try:
+            if code is None:
+                raise MemoryError("the code does not fit in memory")
+            name = "<run %d>" % number
+            self._sources.add(name, code)
+            value = self._execute(code, name)
+            said = answer(DONE, number)
+            if value is not None:
+                said = answer(RESULT, number, "text/plain", repr(value)) + said
+        except SystemExit as error:
+            self._leave(_exit_code(error.code))
+        except BaseException as error:
+            if posix.getpid() != self._pid:
+                sys.__excepthook__(type(error), error, _own(error.__traceback__))
+                self._leave(1)
+            said = answer(FAILED, number, *self._describe(error))
+        if posix.getpid() != self._pid:
+            self._leave(0)
+        self._streams.flush()
+        self._say(said)
+
+    def _execute(self, source: bytes, name: str) -> "Any":
+        """Execute source in the namespace; return the value of its last statement if that is an expression."""
+        flags = self._futures
+        try:
+            tree: "Any" = compile(source, name, "exec", flags | PyCF_ONLY_AST, True)
+        except ValueError as error:
+            raise SyntaxError(str(error)) from None
+        last = None
+        if tree.body and type(tree.body[-1]) is Expr:
+            last = Expression(tree.body.pop().value)
+        body = compile(tree, name, "exec", flags, True)
+        self._futures = flags | (body.co_flags & _FUTURES)
+        tail = None if last is None else compile(last, name, "eval", self._futures, True)
+        del tree, last
+        exec(body, self._namespace)
+        return None if tail is None else eval(tail, self._namespace)
+
+    def _describe(self, error: BaseException) -> "Tuple[str, str, str]":
+        """Return name, value and traceback of an exception of the code, without frames of ours. Never raises."""
+        name: str = type.__dict__["__name__"].__get__(type(error))
+        try:
+            value = str(error)
+        except BaseException as worse:
+            value = "<str() of it raised %s>" % type(worse).__name__
+        try:
+            import traceback
+
+            self._sources.publish()
+            text = "".join(traceback.format_exception(type(error), error, _own(error.__traceback__)))
+        except BaseException as worse:
+            text = "%s: %s\n<no traceback: %s>\n" % (name, value, type(worse).__name__)
+        return name, value, text
+
+    def _say(self, data: bytes) -> None:
+        """Send an answer; when the code closed the socket, end as a script that ran to its end."""
+        try:
+            while data:
+                data = data[posix.write(CONTROL, data) :]
+        except OSError:
+            self._leave(0)
+
+    def _leave(self, code: int) -> "NoReturn":
+        """End this process the way Python does: threads, exit handlers, streams."""
+        try:
+            threading = sys.modules.get("threading")
+            if threading is not None:
+                threading._shutdown()
+            import atexit
+
+            atexit._run_exitfuncs()
+        except BaseException:
+            code = code or 1
+        finally:
+            self._streams.flush()
+            posix._exit(code & 0xFF)
+
+
+class _Sources:
+    """The code of the runs, for tracebacks; handed to `linecache` once somebody has imported it."""
+
+    def __init__(self) -> None:
+        self._waiting: "Dict[str, bytes]" = {}
+        self._kept: "Dict[str, int]" = {}
+        self._total = 0
+        if "linecache" not in sys.modules:
+            sys.meta_path.insert(0, self)
+
+    def add(self, name: str, source: bytes) -> None:
+        """Keep a run's code, unless it is huge; forget the oldest when they are too many."""
+        if len(source) > _SOURCES_LIMIT // 4:
+            return
+        self._waiting[name] = source
+        self._kept[name] = len(source)
+        self._total += len(source)
+        while self._total > _SOURCES_LIMIT or len(self._kept) > 1000:
+            oldest = next(iter(self._kept))
+            self._total -= self._kept.pop(oldest)
+            self._waiting.pop(oldest, None)
+            if "linecache" in sys.modules:
+                sys.modules["linecache"].cache.pop(oldest, None)
+        if "linecache" in sys.modules:
+            self.publish()
+
+    def publish(self) -> None:
+        """Hand over what waits."""
+        cache = sys.modules["linecache"].cache
+        for name, source in self._waiting.items():
+            text = _decode(source)
+            cache[name] = (len(text), None, [line + "\n" for line in text.split("\n")], name)
+        self._waiting.clear()
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        """As a meta path finder: publish when `linecache` is imported, then be none any more."""
+        if name != "linecache":
+            return None
+        sys.meta_path.remove(self)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+        spec = next((each for each in specs if each is not None and each.loader is not None), None)
+        if spec is not None:
+            loader: "Any" = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: "ModuleType") -> None:
+                execute(module)
+                self.publish()
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _main_module() -> "Dict[str, Any]":
+    module = type(sys)("__main__")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    return module.__dict__
+
+
+def _read(size: int) -> "Optional[bytes]":
+    """Read exactly `size` bytes from the agent; return None when they do not fit in memory."""
+    parts: "Optional[List[bytes]]" = []
+    left = size
+    while left:
+        data = posix.read(CONTROL, min(left, _CHUNK))
+        if not data:
+            raise EOFError
+        left -= len(data)
+        try:
+            if parts is not None:
+                parts.append(data)
+        except MemoryError:
+            parts = None
+    try:
+        return None if parts is None else parts[0] if len(parts) == 1 else b"".join(parts)
+    except MemoryError:
+        return None
+
+
+def _configure(config: bytes) -> None:
+    """Set working directory and environment: texts that end with a NUL, the directory first."""
+    cwd, *pairs = config[:-1].split(b"\0")
+    variables = dict(pair.split(b"=", 1) for pair in pairs)
+    try:
+        posix.chdir(cwd)
+    except OSError:
+        posix.chdir("/")
+    if "os" in sys.modules:
+        import os
+
+        os.environb.clear()
+        os.environb.update(variables)
+        return
+    for key in posix.environ:
+        if key not in variables:
+            posix.unsetenv(key)
+    for key, value in variables.items():
+        posix.putenv(key, value)
+    posix.environ.clear()
+    posix.environ.update(variables)
+
+
+def _exit_code(code: "Any") -> int:
+    """Return what a script that raised `SystemExit(code)` would end with."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    try:
+        sys.stderr.write("%s\n" % (code,))
+    except BaseException:
+        pass
+    return 1
+
+
+def _own(trace: "Optional[TracebackType]") -> "Optional[TracebackType]":
+    """Return a traceback without our frames at its head."""
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    return trace
+
+
+def _decode(source: bytes) -> str:
+    if b"coding" in source[:512]:
+        try:
+            from importlib.util import decode_source
+
+            return decode_source(source)
+        except (SyntaxError, UnicodeDecodeError, LookupError):
+            pass
+    return source.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")

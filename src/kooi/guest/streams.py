@@ -1,0 +1,97 @@
+"""The three standard streams of a context's interpreter. Imports nothing: see `interpreter`."""
+
+import posix
+import sys
+from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
+
+CONTROL, SPARE_OUT, SPARE_ERR = 63, 62, 61
+
+
+class Streams:
+    """The code's three streams. Whatever the code did to them, each run finds them as they should be."""
+
+    def __init__(self) -> None:
+        self._pipes = {1: _identity(SPARE_OUT), 2: _identity(SPARE_ERR)}
+        self._renew_output()
+        self._renew_input()
+        self._fed = False
+
+    def _renew_output(self) -> None:
+        self._out = sys.stdout = sys.__stdout__ = text_output(1)  # type: ignore[misc]
+        self._err = sys.stderr = sys.__stderr__ = text_output(2)  # type: ignore[misc]
+
+    def _renew_input(self) -> None:
+        raw = BufferedReader(FileIO(0, "r", False))
+        self._in = sys.stdin = sys.__stdin__ = TextIOWrapper(raw, "utf-8", "surrogateescape")  # type: ignore[misc]
+
+    def ready(self, fed: bool) -> None:
+        """Put descriptors 0 to 2 and their text objects right; `fed` says that input was just planted at 0."""
+        for fd, spare in ((1, SPARE_OUT), (2, SPARE_ERR)):
+            if _identity(fd) != self._pipes[fd]:
+                _replant(spare, fd)
+        if self._out.closed or self._err.closed:
+            self._renew_output()
+        sys.stdout, sys.stderr, sys.stdin = self._out, self._err, self._in
+        if self._fed and not fed:
+            _close_input()
+        if fed or self._fed or self._in.closed:
+            self._fed = fed
+            self._renew_input()
+
+    def flush(self) -> None:
+        """Flush what the code printed: what it put in place of its streams, then the real ones."""
+        for stream in (sys.stdout, sys.stderr, self._out, self._err):
+            try:
+                stream.flush()
+            except BaseException:
+                if stream is self._out or stream is self._err:
+                    self._renew_output()
+
+
+def text_output(fd: int) -> TextIOWrapper:
+    return TextIOWrapper(BufferedWriter(FileIO(fd, "w", False)), "utf-8", "backslashreplace", None, True)
+
+
+def _identity(fd: int) -> "Tuple[int, int]":
+    try:
+        status = posix.fstat(fd)
+    except OSError:
+        return (-1, -1)
+    return status.st_dev, status.st_ino
+
+
+def _replant(spare: int, fd: int) -> None:
+    try:
+        posix.dup2(spare, fd)
+    except OSError:
+        pass  # the code closed the spare as well: it does not want to be heard
+
+
+def _close_input() -> None:
+    """Put an empty input at descriptor 0."""
+    try:
+        null = posix.open("/dev/null", posix.O_RDONLY)
+    except OSError:
+        null, writer = posix.pipe()
+        posix.close(writer)
+    posix.dup2(null, 0)
+    if null:
+        posix.close(null)
+
+
+def receive_input() -> None:
+    """Take the descriptor that the agent sent along and plant it at 0."""
+    from _socket import CMSG_SPACE, socket
+
+    control = socket(fileno=CONTROL)
+    try:
+        _, passed, _, _ = control.recvmsg(1, CMSG_SPACE(4))
+    finally:
+        control.detach()
+    fd = int.from_bytes(passed[0][2][:4], sys.byteorder)
+    posix.dup2(fd, 0)
+    posix.close(fd)
