@@ -68,7 +68,7 @@ class Agent:
         self._read_fd = _above(stream_fd, self.null)
         self._write_fd = self._read_fd if setup.write_fd < 0 else _above(setup.write_fd, self.null)
         self.nursery = Nursery(setup)
-        self.family = Family()
+        self.family = Family(hidden=setup.code_uid is not None)
         self.poller = Poller()
         self.lump = _private_memory(CHUNK)
         self.program = b""

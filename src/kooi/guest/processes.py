@@ -31,7 +31,9 @@ class _Sweep:
 class Family:
     """Every child of the agent, known by the callback that wants its wait status, or stray."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: bool = False) -> None:
+        # Processes of another uid are hidden from an agent without capabilities by its own /proc.
+        self._hidden = hidden
         self._known: Dict[int, Reaped] = {}
         self._sweeps: List[_Sweep] = []
         self._children = _open("/proc/thread-self/children")
@@ -102,6 +104,8 @@ class Family:
         count = len(self._strays())
         if leader not in self._known:
             return count
+        if self._hidden:
+            return count or None
         below = self._below(leader)
         return None if below is None else count + below
 

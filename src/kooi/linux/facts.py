@@ -44,10 +44,15 @@ SYSCTLS = (
 
 
 def gather() -> Dict[str, Any]:
-    """Return `{"host": the fields of HostFacts, "reasons": field -> why not and the fix, "detail": ...}`.
+    """Return the fields of `HostFacts`. Starts an interpreter (tens of milliseconds); never raises for a lack."""
+    return dict(report()["host"])
 
-    Takes some tens of milliseconds, for it starts an interpreter; never raises for what a host lacks. `detail` has
-    `sysctls`, `cpu_vulnerabilities`, `security_modules` and `apparmor_profile`.
+
+def report() -> Dict[str, Any]:
+    """Return `{"host": what gather() returns, "reasons": field -> why not and the fix, "detail": ...}`.
+
+    Every field that says no has a reason. `detail` has `sysctls`, `cpu_vulnerabilities`, `security_modules` and
+    `apparmor_profile`.
     """
     host = _everywhere()
     if not sys.platform.startswith("linux"):

@@ -1,4 +1,4 @@
-"""The plan: a spec and the host's facts, compiled into ordered steps. Pure: it touches nothing, and `explain` prints it.
+"""The plan: a spec and the host's facts, compiled into ordered steps. Pure; `explain` prints it.
 
 A plan has two halves. The *cell* half says how to build the cell and its zygote; it is the same for every sandbox with
 the same image, preload list and datasets, so cells are shared by its key. The *box* half is the list of steps that
@@ -25,8 +25,26 @@ _JAIL_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mount")
 _PLAIN_NAMESPACES = ("user", "pid", "net", "mount")
 
 # Unreachable for the code's ids already; masked as a second layer.
-_PROC_HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "modules", "interrupts", "timer_list", "sysrq-trigger", "acpi", "scsi")
-_LANDLOCK_CLAUSES = (("files", 1), ("rename", 2), ("truncate", 3), ("device_ioctl", 5), ("abstract_unix", 6), ("signal", 6))
+_PROC_HIDDEN = (
+    "kcore",
+    "keys",
+    "key-users",
+    "kallsyms",
+    "modules",
+    "interrupts",
+    "timer_list",
+    "sysrq-trigger",
+    "acpi",
+    "scsi",
+)
+_LANDLOCK_CLAUSES = (
+    ("files", 1),
+    ("rename", 2),
+    ("truncate", 3),
+    ("device_ioctl", 5),
+    ("abstract_unix", 6),
+    ("signal", 6),
+)
 
 Step = tuple[str, Mapping[str, Any]]
 
@@ -95,7 +113,7 @@ def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
         view=view,
         datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
         namespaces=_JAIL_NAMESPACES,
-        env=(),
+        env=_base_env(HOME, "/data"),
         restrictions=restrictions,
         prepare=_jail_prepare(facts),
     )
@@ -153,7 +171,7 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
         view=view,
         datasets=(),
         namespaces=_PLAIN_NAMESPACES,
-        env=(),
+        env=_base_env(home, f"{home}/data"),
         restrictions=(),
         prepare=tuple(prepare),
     )
@@ -162,7 +180,10 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
     steps: tuple[Step, ...] = (
         ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": limits.files}),
         ("data_links", {"path": f"{home}/data", "sources": {d.name: d.source for d in spec.policy.datasets}}),
-        ("rlimits", _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes}),
+        (
+            "rlimits",
+            _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes},
+        ),
         ("capabilities", {"keep": ()}),
         ("no_new_privileges", {}),
     )
@@ -187,12 +208,16 @@ def _rlimits(spec: Spec, facts: HostFacts, own_count: bool) -> dict[str, Any]:
     return values
 
 
+def _base_env(home: str, data: str) -> tuple[tuple[str, str], ...]:
+    path = "/usr/local/bin:/usr/bin:/bin"
+    return (("PATH", path), ("HOME", home), ("LANG", "C.UTF-8"), ("KOOI_DATA", data), ("USER", "user"))
+
+
 def _guest(spec: Spec, view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
     """Return what the agent is told: the fields of the guest's `Setup` that are plain data."""
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user"}
     return {
         "home": home,
-        "env": env,
+        "env": dict(_base_env(home, data)),
         "code_uid": code_id,
         "code_gid": code_id,
         "python_argv": (view.python,),
