@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kooi.doors.cli import show
 from kooi.doors.cli.main import FINE, OURS
+from kooi.proof.access import close_all
 from kooi.proof.attacks import html, report, runner, suites
 from kooi.proof.attacks.runner import SuiteReport
 
@@ -42,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
     only = _words(args.only)
     programs = suites.load(args.suite, only)
     with show.progress(len(programs) * (1 + (len(levels) or 2)), "attack") as bar:
-        result = asyncio.run(
-            runner.run_suite(args.suite, levels, only, lambda title, level: bar.step(f"{level}: {title}"))
-        )
+        result = asyncio.run(_run(args.suite, levels, only, bar))
     if args.html:
         args.html.write_text(html.page(result), encoding="utf-8")
     if args.json:
@@ -52,6 +51,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(result)
     return _exit_code(result, asked=levels, check=args.check)
+
+
+async def _run(suite: str, levels: tuple[str, ...], only: tuple[str, ...], bar: show.Progress) -> SuiteReport:
+    try:
+        return await runner.run_suite(suite, levels, only, lambda title, level: bar.step(f"{level}: {title}"))
+    finally:
+        await close_all()
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -88,6 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FINE
     except OSError as error:
         return _failed(KooiError(_of_os(error)), as_json="--json" in words)
+    except Exception:  # a mistake of ours: its traceback is wanted, but not the exit code that means the code's fault
+        traceback.print_exc()
+        return OURS
 
 
 def _dispatch(words: list[str]) -> int:

@@ -27,6 +27,7 @@ from kooi.contract.result import Result
 from kooi.contract.text import escape_terminal
 from kooi.doors.cli import choose, show
 from kooi.doors.cli.main import FINE, OURS, THEIRS
+from kooi.engine import registry
 from kooi.sandbox import AsyncSandbox
 
 
@@ -65,11 +66,14 @@ def exit_code(result: Result) -> int:
 async def _run(box: AsyncSandbox, code: bytes, stdin: bytes | None, quiet: bool) -> Result:
     outputs = {"stdout": Output(sys.stdout.buffer, sys.stdout.isatty()),
                "stderr": Output(sys.stderr.buffer, sys.stderr.isatty())}  # fmt: skip
-    async with box, box.stream(code, stdin=stdin) as events:
-        async for event in events:
-            if not quiet and event.kind in outputs:
-                outputs[event.kind].write(event.data)
-    return events.result
+    try:
+        async with box, box.stream(code, stdin=stdin) as events:
+            async for event in events:
+                if not quiet and event.kind in outputs:
+                    outputs[event.kind].write(event.data)
+        return events.result
+    finally:
+        await registry.close_all()
 
 
 class Output:

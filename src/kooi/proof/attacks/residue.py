@@ -2,21 +2,92 @@
 
 Helpers that stay warm between boxes are there in both pictures, under the same description, so they cancel out. What
 is compared is a bag of descriptions without numbers: a replaced helper is no residue, one more of them is.
+
+Other programs use the machine too, and other sandboxes of the same kind. Ours are told apart by descent, by the
+planted environment variable, and by the names that this process's spawners write into their journals.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+from kooi import settings
+
+SETTLE_SECONDS = 5.0
 _NUMBERS = re.compile(r"[0-9a-f]{6,}|\d+")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-SETTLE_SECONDS = 5.0
-_RUN_DIRECTORIES = ("/run", "/dev/shm")
+
+
+class Residue:
+    """Takes pictures of what is ours; remembers every name of ours that it has seen."""
+
+    def __init__(self, token: str = "") -> None:
+        self._token = token
+        self._names: set[str] = set()
+
+    def picture(self) -> Counter[str]:
+        """Return the bag of everything of ours that the host sees now; empty where there is no `/proc`."""
+        if not os.path.isdir("/proc/self"):
+            return Counter()
+        self._names |= _own_names()
+        bag: Counter[str] = Counter(descendants(os.getpid()).values())
+        for part in (_marked(self._token), _mounts(), self._cgroups(), self._files(), _descriptors(), _ipc()):
+            bag.update(part)
+        return bag
+
+    async def since(self, before: Counter[str]) -> tuple[str, ...]:
+        """Return what is there more often than in `before`, once it has had a moment to go away."""
+        deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
+        while True:
+            more = await asyncio.to_thread(self.picture) - before
+            if not more or asyncio.get_running_loop().time() >= deadline:
+                return tuple(f"{what} × {n}" if n > 1 else what for what, n in sorted(more.items()))
+            await asyncio.sleep(0.05)
+
+    def _is_ours(self, name: str) -> bool:
+        return any(own in name for own in self._names)
+
+    def _cgroups(self) -> list[str]:
+        found = []
+        for directory, _, _ in os.walk(_CGROUP_ROOT):
+            if "kooi-" in directory and self._is_ours(directory):
+                found.append(f"cgroup {_shape(directory)}")
+        return found
+
+    def _files(self) -> list[str]:
+        run_dir = str(settings.load_settings().run_dir)
+        found = [f"file {run_dir}/{_shape(name)}" for name in _listed(run_dir) if self._is_ours(name)]
+        # The runner gives itself a temporary folder of its own, so everything there is ours.
+        temporary = tempfile.gettempdir()
+        return found + [f"file {_shape(name)}" for name in _listed(temporary) if "kooi" in temporary]
+
+
+def _own_names() -> set[str]:
+    """Return the names (`kooi-ID`) of the spawners that work for this process, as their journals tell."""
+    run_dir = settings.load_settings().run_dir
+    found = set()
+    for name in _listed(str(run_dir)):
+        if name.startswith("kooi-") and name.endswith(".journal"):
+            try:
+                header = json.loads((run_dir / name).read_text(errors="replace").split("\n", 1)[0].partition(" ")[2])
+                if header["owner"][0] == os.getpid():
+                    found.add(name[: -len(".journal")])
+            except (OSError, ValueError, LookupError, TypeError):
+                continue
+    return found
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _shape(text: str) -> str:
@@ -55,7 +126,9 @@ def descendants(root: int) -> dict[int, str]:
 
 def _marked(token: str) -> list[str]:
     """Return processes that inherited the planted environment variable."""
-    found = []
+    found: list[str] = []
+    if not token:
+        return found
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
@@ -72,26 +145,6 @@ def _mounts() -> list[str]:
     except OSError:
         return []
     return [f"mount {_shape(line.split()[4])}" for line in lines]
-
-
-def _cgroups() -> list[str]:
-    found = []
-    for directory, names, _ in os.walk(_CGROUP_ROOT):
-        if "kooi" in directory:
-            found.append(f"cgroup {_shape(directory)}")
-        names.sort()
-    return found
-
-
-def _files() -> list[str]:
-    found = []
-    for directory in (*_RUN_DIRECTORIES, tempfile.gettempdir()):
-        try:
-            names = os.listdir(directory)
-        except OSError:
-            continue
-        found += [f"file {directory}/{_shape(n)}" for n in names if "kooi" in n and not n.startswith("kooi-proof-")]
-    return found
 
 
 def _descriptors() -> list[str]:
@@ -112,23 +165,3 @@ def _ipc() -> list[str]:
         except OSError:
             continue
     return found
-
-
-def picture(token: str = "") -> Counter[str]:
-    """Return the bag of everything of ours that the host sees now; empty where there is no `/proc`."""
-    if not os.path.isdir("/proc/self"):
-        return Counter()
-    bag: Counter[str] = Counter(descendants(os.getpid()).values())
-    for part in (_marked(token) if token else [], _mounts(), _cgroups(), _files(), _descriptors(), _ipc()):
-        bag.update(part)
-    return bag
-
-
-async def left_since(before: Counter[str], token: str = "") -> tuple[str, ...]:
-    """Return what is there more often than in `before`, once it has had a moment to go away."""
-    deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
-    while True:
-        more = await asyncio.to_thread(picture, token) - before
-        if not more or asyncio.get_running_loop().time() >= deadline:
-            return tuple(f"{what} × {n}" if n > 1 else what for what, n in sorted(more.items()))
-        await asyncio.sleep(0.05)

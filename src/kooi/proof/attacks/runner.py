@@ -12,11 +12,13 @@ shows that it does harm. If either is missing the outcome is `vacuous`; a failur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import secrets
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kooi.contract.backend import Availability
@@ -25,10 +27,11 @@ from kooi.contract.result import Result
 from kooi.contract.spec import Spec
 from kooi.linux.seccomp_numbers import numbers
 from kooi.proof.access import BoxLike, Opener, open_box, probe_all
-from kooi.proof.attacks import residue, suites
+from kooi.proof.attacks import suites
 from kooi.proof.attacks.bare import harm_without_sandbox
 from kooi.proof.attacks.canaries import ENVIRONMENT_NAME, Canaries
 from kooi.proof.attacks.model import Evidence, Finding, Outcome, Program, Verdict, grade_of, judge
+from kooi.proof.attacks.residue import Residue
 from kooi.proof.attacks.world import SandboxWorld
 
 _CLOSE_SECONDS = 30.0
@@ -88,16 +91,18 @@ async def run_suite(
     started = time.monotonic()
     working, absent = await _levels(levels)
     findings: list[Finding] = []
-    async with Canaries() as canaries:
-        controls = {}
-        for program in programs:
-            tell(program.title, "no sandbox")
-            controls[program.id] = await harm_without_sandbox(program, canaries, parameters(canaries))
-        for level in working:
-            await _warm(level, opener)
+    with _own_temporary_folder():
+        async with Canaries() as canaries:
+            controls = {}
             for program in programs:
-                tell(program.title, level)
-                findings.append(await attack(program, level, canaries, controls[program.id], opener))
+                tell(program.title, "no sandbox")
+                controls[program.id] = await harm_without_sandbox(program, canaries, parameters(canaries))
+            residue = Residue(canaries.environment_token)
+            for level in working:
+                await _warm(level, opener)
+                for program in programs:
+                    tell(program.title, level)
+                    findings.append(await attack(program, level, canaries, controls[program.id], residue, opener))
     return SuiteReport(suite, tuple(working), tuple(findings), absent, controls, time.monotonic() - started)
 
 
@@ -141,6 +146,19 @@ async def _levels(asked: Sequence[str]) -> tuple[list[str], tuple[Absent, ...]]:
     return working, tuple(absent)
 
 
+@contextlib.contextmanager
+def _own_temporary_folder() -> Iterator[None]:
+    """Let everything this process puts into the temporary folder go into one of its own, so that leftovers are seen."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="kooi-proof-") as folder:
+        tempfile.tempdir = folder
+        os.chmod(folder, 0o755)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
 async def _warm(level: str, opener: Opener) -> None:
     """Open and close one sandbox, so that the helpers which stay are there before the first picture."""
     box = await opener(Spec(level=level, preload=()))
@@ -151,11 +169,16 @@ async def _warm(level: str, opener: Opener) -> None:
 
 
 async def attack(
-    program: Program, level: str, canaries: Canaries, control: str | None, opener: Opener = open_box
+    program: Program,
+    level: str,
+    canaries: Canaries,
+    control: str | None,
+    residue: Residue,
+    opener: Opener = open_box,
 ) -> Finding:
     """Run one program at one level. `control` is the harm it did with the sandbox off."""
     started = time.monotonic()
-    before = residue.picture(canaries.environment_token)
+    before = residue.picture()
     world = SandboxWorld(program, level, canaries, parameters(canaries), opener)
     clause = program.expect.clause
     expected: tuple[Outcome, ...] = ("prevented",)
@@ -174,7 +197,7 @@ async def attack(
     if program.bare.root and os.geteuid() != 0 and control is None:
         expected = ("vacuous",)
     verdict = _doubt(verdict, control, await canaries.alive())
-    left += await residue.left_since(before, canaries.environment_token)
+    left += await residue.since(before)
     return Finding(
         program=program.id, title=program.title, level=level, outcome=verdict.outcome,
         expected=expected, reason=verdict.reason, residue=tuple(left),

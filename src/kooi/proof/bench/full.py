@@ -6,14 +6,14 @@ import os
 import pwd
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kooi.contract.errors import InvalidRequest, KooiError
 from kooi.proof.access import close_all, probe_all
-from kooi.proof.bench import baseline, inside, peers, plan
+from kooi.proof.bench import baseline, inside, peers, plan, pool
 from kooi.proof.bench.bulk import BULK, Bulk
 from kooi.proof.bench.interleave import Measure, interleave
 from kooi.proof.bench.machine import wait_until_idle
@@ -43,6 +43,11 @@ class Options:
 
 async def full(options: Options, step: Callable[[str], None]) -> Results:
     """Measure everything that `options` ask for and this machine can do."""
+    with pool.switched_off():
+        return await _full(options, step)
+
+
+async def _full(options: Options, step: Callable[[str], None]) -> Results:
     results = Results()
     results.remarks += baseline.interpreters().remarks
     results.absent.update(peers.absent())
@@ -50,9 +55,10 @@ async def full(options: Options, step: Callable[[str], None]) -> Results:
     rounds = Rounds(fast=30, slow=5) if options.quick else Rounds()
     try:
         async with _ordinary_user(options, levels, rounds, results) as extra:
-            chosen = _chosen([*plan.measures(rounds, levels), *extra], options.only)
-            if any(m.name not in _BASELINES for m in chosen):
-                await interleave(chosen, results, step)
+            with _pool(options, levels, rounds) as hit:
+                chosen = _chosen([*plan.measures(rounds, levels), *extra, *hit], options.only)
+                if any(m.name not in _BASELINES for m in chosen):
+                    await interleave(chosen, results, step)
         for name, bulk in ALONE.items():
             if _wanted(name, options.only) and (name == "import" or "jail" in levels):
                 await _alone(name, bulk, options.quick, results, step)
@@ -66,7 +72,7 @@ _BASELINES = ("r0", "r1", "r2")
 
 def names() -> tuple[str, ...]:
     """Return every name that `only` accepts."""
-    return (*(m.name for m in plan.measures(Rounds(), ("process", "jail"))), "jail_user_first", *ALONE)
+    return (*(m.name for m in plan.measures(Rounds(), ("process", "jail"))), "jail_user_first", "pool_hit", *ALONE)
 
 
 def _chosen(found: Sequence[Measure], only: tuple[str, ...]) -> list[Measure]:
@@ -96,6 +102,15 @@ async def _alone(name: str, bulk: Bulk, quick: bool, results: Results, step: Cal
         results.absent[name] = f"{type(error).__name__}: {error}"
     if name != "import":
         await close_all()
+
+
+@contextmanager
+def _pool(options: Options, levels: tuple[str, ...], rounds: Rounds) -> Iterator[list[Measure]]:
+    if "jail" not in levels or not _wanted("pool_hit", options.only):
+        yield []
+        return
+    with pool.measure(rounds.fast) as hit:
+        yield [hit]
 
 
 @asynccontextmanager

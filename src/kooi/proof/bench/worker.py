@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,30 @@ from kooi.contract.spec import Spec
 from kooi.proof.access import close_all, open_box
 
 Do = Callable[[], Awaitable[float]]
+POOL_SIZE = 8
 _PATIENCE_SECONDS = 60.0
 
 
 class Worker:
     """The host's side of a worker. `account` is a user to become, with that user's home as its own."""
 
-    def __init__(self, kind: str, argv: Sequence[str] = (), account: tuple[int, int, str] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        argv: Sequence[str] = (),
+        account: tuple[int, int, str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._kind = kind
         self._argv = list(argv)
         self._account = account
+        self._env = dict(env or {})
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it."""
         root = str(Path(__file__).parents[3])
-        env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
+        env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": root, "LC_ALL": "C.UTF-8", **self._env}
         become: dict[str, Any] = {}
         if self._account is not None:
             uid, gid, home = self._account
@@ -82,6 +90,21 @@ async def _jail() -> float:
     return elapsed
 
 
+async def _pool() -> float:
+    """Wait until the pool is full, then time a hit."""
+    from kooi.engine import registry
+
+    pool = registry.find("jail")
+    stock = getattr(pool, "stock", None)
+    if stock is None:
+        raise SetupFailed("the level jail has no pool: pool_size is 0")
+    for _ in range(500):
+        if stock() >= POOL_SIZE:
+            break
+        await asyncio.sleep(0.01)
+    return await _jail()
+
+
 async def _sandlock() -> float:
     import sandlock  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
@@ -94,7 +117,7 @@ async def _sandlock() -> float:
     return elapsed
 
 
-KINDS: dict[str, Do] = {"jail": _jail, "sandlock": _sandlock}
+KINDS: dict[str, Do] = {"jail": _jail, "pool": _pool, "sandlock": _sandlock}
 
 
 async def _serve(do: Do) -> None:
