@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.levels import BUILT_IN, need
 
 import kooi
 from kooi.agent import Agent, ScriptedModel, run_python_tool
 from kooi.contract.errors import SandboxClosed
-from tests.levels import BUILT_IN, need
 
 ROWS = "date,rain,kind\n" + "".join(f"2020/{1 + n % 12:02d}/01,{n % 12},{'ab'[n % 2]}\n" for n in range(120))
 
