@@ -17,7 +17,9 @@ from kooi.images.host import View
 from kooi.spawn.plan import Plan, plan_jail, plan_process
 
 GOLDEN = Path(__file__).parent / "golden"
-VIEW = View((("/usr", "/usr"),), (("/etc/passwd", "x"),), (("/bin", "usr/bin"),), "/usr/bin/python3.11", ("/lib",), ("re",))
+VIEW = View(
+    (("/usr", "/usr"),), (("/etc/passwd", "x"),), (("/bin", "usr/bin"),), "/usr/bin/python3.11", ("/lib",), ("re",)
+)
 
 
 def facts(**changes: Any) -> HostFacts:

@@ -38,4 +38,5 @@ def _refuse(enforcement: Enforcement, clauses: list[Clause], fix: str) -> None:
     key = clauses[0].name
     raise PolicyUnenforceable(f"level {enforcement.level!r} cannot hold {said}", key=key, fix=fix)
 
+
 __all__ = ["granted", "host_facts"]

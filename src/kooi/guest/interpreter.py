@@ -181,7 +181,6 @@ class Interpreter:
         try:
             import traceback
 
-            self._sources.publish()
             text = "".join(traceback.format_exception(type(error), error, _own(error.__traceback__)))
         except BaseException as worse:
             text = "%s: %s\n<no traceback: %s>\n" % (name, value, type(worse).__name__)
@@ -212,41 +211,46 @@ class Interpreter:
 
 
 class _Sources:
-    """The code of the runs, for tracebacks; handed to `linecache` once somebody has imported it."""
+    """The code of the runs, for tracebacks: `linecache`, once somebody has imported it, asks here for what it lacks."""
 
     def __init__(self) -> None:
-        self._waiting: "Dict[str, bytes]" = {}
-        self._kept: "Dict[str, int]" = {}
+        self._kept: "Dict[str, bytes]" = {}
         self._total = 0
-        if "linecache" not in sys.modules:
+        if "linecache" in sys.modules:
+            self._serve(sys.modules["linecache"])
+        else:
             sys.meta_path.insert(0, self)
 
     def add(self, name: str, source: bytes) -> None:
         """Keep a run's code, unless it is huge; forget the oldest when they are too many."""
         if len(source) > _SOURCES_LIMIT // 4:
             return
-        self._waiting[name] = source
-        self._kept[name] = len(source)
+        self._kept[name] = source
         self._total += len(source)
         while self._total > _SOURCES_LIMIT or len(self._kept) > 1000:
             oldest = next(iter(self._kept))
-            self._total -= self._kept.pop(oldest)
-            self._waiting.pop(oldest, None)
+            self._total -= len(self._kept.pop(oldest))
             if "linecache" in sys.modules:
                 sys.modules["linecache"].cache.pop(oldest, None)
-        if "linecache" in sys.modules:
-            self.publish()
 
-    def publish(self) -> None:
-        """Hand over what waits."""
-        cache = sys.modules["linecache"].cache
-        for name, source in self._waiting.items():
+    def _serve(self, linecache: "Any") -> None:
+        update = linecache.updatecache
+
+        def updatecache(filename: str, module_globals: "Any" = None) -> "List[str]":
+            source = self._kept.get(filename)
+            if source is None:
+                found: "List[str]" = update(filename, module_globals)
+                return found
             text = _decode(source)
-            cache[name] = (len(text), None, [line + "\n" for line in text.split("\n")], name)
-        self._waiting.clear()
+            lines = [line + "\n" for line in text.split("\n")]
+            # No time of change: an entry that is checked against no file.
+            linecache.cache[filename] = (len(text), None, lines, filename)
+            return lines
+
+        linecache.updatecache = updatecache
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """As a meta path finder: publish when `linecache` is imported, then be none any more."""
+        """As a meta path finder: wait for the import of `linecache`, then be none any more."""
         if name != "linecache":
             return None
         sys.meta_path.remove(self)
@@ -258,7 +262,7 @@ class _Sources:
 
             def exec_module(module: "ModuleType") -> None:
                 execute(module)
-                self.publish()
+                self._serve(module)
 
             loader.exec_module = exec_module
         return spec

@@ -39,8 +39,8 @@ _MERGED = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 WARM_STDLIB = (
     "abc", "base64", "bisect", "collections.abc", "contextlib", "copy", "csv", "dataclasses", "datetime", "enum",
     "functools", "hashlib", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "os.path", "pathlib",
-    "random", "re", "selectors", "shutil", "signal", "socket", "statistics", "string", "struct", "subprocess", "tempfile",
-    "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref",
+    "random", "re", "selectors", "shutil", "signal", "socket", "statistics", "string", "struct", "subprocess",
+    "tempfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref",
 )  # fmt: skip
 
 

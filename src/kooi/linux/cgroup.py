@@ -19,7 +19,18 @@ from kooi.linux.cgroup_layout import NEEDED, Hierarchy, Layout, hierarchies, v1_
 from kooi.linux.cgroup_v1 import GroupV1
 from kooi.linux.cgroup_v2 import GroupV2
 
-__all__ = ["Counters", "Group", "Hierarchy", "Layout", "Reader", "Tree", "kill_members", "layout", "planned", "remove_groups"]
+__all__ = [
+    "Counters",
+    "Group",
+    "Hierarchy",
+    "Layout",
+    "Reader",
+    "Tree",
+    "kill_members",
+    "layout",
+    "planned",
+    "remove_groups",
+]
 
 
 def layout(*, delegate: bool = False) -> Layout:

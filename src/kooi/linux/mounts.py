@@ -61,7 +61,12 @@ def set_attributes(fd: int, flags: int) -> None:
     """Add mount flags (RDONLY, NOSUID, NODEV, NOEXEC) to every mount of the detached tree `fd`, and make it private."""
     attributes = _MountAttr(attr_set=flags, attr_clr=0, propagation=PRIVATE, userns_fd=0)
     syscall(
-        nr("mount_setattr"), fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.addressof(attributes), ctypes.sizeof(attributes)
+        nr("mount_setattr"),
+        fd,
+        b"",
+        _AT_EMPTY_PATH | _AT_RECURSIVE,
+        ctypes.addressof(attributes),
+        ctypes.sizeof(attributes),
     )
 
 

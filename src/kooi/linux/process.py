@@ -1,4 +1,4 @@
-"""What one process can set about itself, and how another is held and ended (prctl(2), pidfd_open(2), close_range(2))."""
+"""What one process can set about itself, and how another is held and ended (prctl(2), pidfd_open(2))."""
 
 from __future__ import annotations
 

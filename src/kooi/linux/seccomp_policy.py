@@ -16,9 +16,9 @@ from typing import Dict, FrozenSet, Mapping, NamedTuple, Tuple
 
 from kooi.contract.errors import InvalidRequest
 
-# The budget: 150 operations, 170 names. `open lstat pipe fork nanosleep` are there for C libraries and runtimes that use
-# nothing newer, `gettimeofday` for hosts whose clock cannot be read without a call. The last to go: rt_sigpending
-# (signal.sigpending), tkill (raise in musl), timerfd_*, select, sched_get_priority_*, UDP-Lite.
+# The budget: 150 operations, 170 names. `open lstat pipe fork nanosleep` are there for C libraries and runtimes that
+# use nothing newer, `gettimeofday` for hosts whose clock cannot be read without a call. No room was left for
+# rt_sigpending (signal.sigpending), tkill (raise in musl), timerfd_*, select and sched_get_priority_*.
 OPERATIONS = """
 read write readv writev pread64 pwrite64 preadv2 pwritev2 lseek sendfile
 open/creat/openat/openat2 close close_range dup dup2/dup3 fcntl ioctl flock fsync fdatasync fadvise64 fallocate

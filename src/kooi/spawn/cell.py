@@ -17,7 +17,8 @@ import socket
 import stat
 import subprocess
 import sys
-from typing import Any, Dict, List, Mapping, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from kooi.linux import caps, mounts, namespaces, paths, process
 
@@ -28,8 +29,10 @@ _DEVICE_LINKS = (
     ("/dev/stderr", "/proc/self/fd/2"), ("/dev/ptmx", "pts/ptmx"), ("/var/tmp", "/tmp"), ("/var/run", "/run"),
     ("/etc/mtab", "/proc/self/mounts"),
 )  # fmt: skip
-_DIRECTORIES = ("/proc", "/sys", "/dev/pts", "/dev/shm", "/tmp", "/var", "/run/stage", "/run/empty", "/home/user", "/data",
-                "/root", "/etc", "/opt")  # fmt: skip
+_DIRECTORIES = (
+    "/proc", "/sys", "/dev/pts", "/dev/shm", "/tmp", "/var", "/run/stage", "/run/empty", "/home/user", "/data", "/root",
+    "/etc", "/opt",
+)  # fmt: skip
 _NAMESPACES = (
     namespaces.NEWUSER | namespaces.NEWPID | namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWIPC
     | namespaces.NEWUTS | namespaces.NEWCGROUP
@@ -104,7 +107,7 @@ def _become_zygote(config: Mapping[str, Any], control: socket.socket, ready: int
     os.execve(python, zygote_argv(python, config["guest_root"], control.fileno()), dict(config["env"]))
 
 
-def zygote_argv(python: str, guest_root: str, control_fd: int) -> List[str]:
+def zygote_argv(python: str, guest_root: str, control_fd: int) -> list[str]:
     """Return the command line that starts `spawn/zygote.py` with our code at `guest_root`."""
     boot = "import sys; sys.path.insert(0, %r); from kooi.spawn.zygote import main; main(%d)" % (guest_root, control_fd)
     return [python, "-I", "-S", "-B", "-c", boot]
@@ -133,7 +136,7 @@ def build_view(config: Mapping[str, Any]) -> None:
     mounts.pivot(_STAGE)
 
 
-def _dataset(name: str, source: str) -> Tuple[int, str, bool]:
+def _dataset(name: str, source: str) -> tuple[int, str, bool]:
     fd = paths.open_absolute_no_symlinks(source)
     try:
         return mounts.clone_tree("", fd), "/data/" + name, stat.S_ISDIR(os.fstat(fd).st_mode)

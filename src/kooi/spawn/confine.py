@@ -8,7 +8,8 @@ Runs inside the box: standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kooi.linux import caps, landlock, mounts, network, process, rlimits, seccomp
 
@@ -28,8 +29,8 @@ class Confinement:
     """The verbs, and what one of them leaves for a later one."""
 
     def __init__(self) -> None:
-        self._ruleset: Optional[landlock.Ruleset] = None
-        self._verbs: Dict[str, Callable[..., None]] = {
+        self._ruleset: landlock.Ruleset | None = None
+        self._verbs: dict[str, Callable[..., None]] = {
             "workspace": workspace,
             "quota": quota,
             "proc": proc,
@@ -85,7 +86,7 @@ def workspace(owner: int) -> None:
         mounts.mount(path, target, None, mounts.BIND)
 
 
-def quota(size_bytes: Optional[int], files: Optional[int]) -> None:
+def quota(size_bytes: int | None, files: int | None) -> None:
     """Give the workspace its size and its number of files; None means no limit but the memory's."""
     # The kernel counts the root and our three directories too; 0 means no limit to it.
     inodes = 0 if files is None else files + 4
@@ -118,7 +119,7 @@ def private_home(path: str) -> None:
     mounts.mount("kooi", path, "tmpfs", _FLAGS, "mode=0700,size=4k,nr_inodes=2")
 
 
-def home_quota(path: str, size_bytes: Optional[int], files: Optional[int]) -> None:
+def home_quota(path: str, size_bytes: int | None, files: int | None) -> None:
     """Give the private home its size and its number of files, and go there."""
     inodes = 0 if files is None else files + 1
     mounts.mount("kooi", path, None, mounts.REMOUNT | _FLAGS, "size=%d,nr_inodes=%d" % (size_bytes or 0, inodes))
@@ -133,7 +134,7 @@ def data_links(path: str, sources: Mapping[str, str]) -> None:
         os.symlink(source, path + "/" + name)
 
 
-def set_rlimits(**values: Optional[int]) -> None:
+def set_rlimits(**values: int | None) -> None:
     """Set per-process limits, hard and soft; without any, those that every box gets."""
     rlimits.apply(rlimits.table(values or rlimits.BASE))
 
@@ -147,5 +148,3 @@ def capabilities(keep: Sequence[str]) -> None:
 def system_calls(restrictions: Sequence[str]) -> None:
     """Install the system call filter, narrowed by `restrictions`."""
     seccomp.install(seccomp.program(*restrictions))
-
-

@@ -1,4 +1,4 @@
-"""Datasets of the operator: checked by the host before a cell is built, opened again by the cell, never through a symlink."""
+"""Datasets of the operator: checked by the host, opened again by the cell that shows them, never through a symlink."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kooi.linux import paths
 
 
 def check(datasets: tuple[Dataset, ...], own_ids: bool) -> None:
-    """Raise `InvalidPolicy` for a source that is not there, is a symlink, is no file or folder, or cannot be read inside.
+    """Raise `InvalidPolicy` for a source that is not there, a symlink, no file or folder, or unreadable inside.
 
     `own_ids` says whether the code has ids of its own, so that only what everybody may read can be read.
     """
@@ -23,7 +23,9 @@ def check(datasets: tuple[Dataset, ...], own_ids: bool) -> None:
             os.close(fd)
         key = f"policy.datasets.{dataset.name}"
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise InvalidPolicy(f"{dataset.source} is neither a file nor a folder", key=key, fix="name a file or folder")
+            raise InvalidPolicy(
+                f"{dataset.source} is neither a file nor a folder", key=key, fix="name a file or folder"
+            )
         needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
         if own_ids and mode & needed != needed:
             said = f"{dataset.source} cannot be read by the code, which runs with ids of its own"

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kooi.contract.backend import BoxEvent, Posture, Snapshot
+from kooi.contract.backend import BoxEvent, Posture, Snapshot, Stream
 from kooi.contract.errors import SetupFailed, Unsupported
 from kooi.contract.result import Usage
 from kooi.images.host import GUEST_ROOT
@@ -51,7 +51,7 @@ class SpawnedBox:
     """A box that the spawner made."""
 
     def __init__(self, handle: SpawnerHandle, number: int, stream: SocketStream, home: str) -> None:
-        self.stream = stream
+        self.stream: Stream = stream
         self.home = home
         self.number = number
         self.pid = 0
@@ -204,8 +204,7 @@ class SpawnerHandle:
         owner = process.open_pidfd(os.getpid())
         fds = (theirs.fileno(), owner)
         boot = (
-            f"import sys; sys.path.insert(0, {SOURCE!r}); "
-            f"from kooi.spawn.spawner import main; main({fds[0]}, {fds[1]})"
+            f"import sys; sys.path.insert(0, {SOURCE!r}); from kooi.spawn.spawner import main; main({fds[0]}, {fds[1]})"
         )
         try:
             self._process = subprocess.Popen(
@@ -303,6 +302,12 @@ class SpawnerHandle:
         for box in list(self.boxes.values()):
             box.told({"failed": "the spawner ended"})
 
+    def abandon(self) -> None:
+        """Let the spawner go from another loop's thread: it kills everything when our end closes."""
+        self.alive = False
+        self.loop.call_soon_threadsafe(self.loop.remove_reader, self._socket.fileno())
+        self._socket.shutdown(socket.SHUT_RDWR)
+
     async def close(self) -> None:
         """End the spawner, and with it every box; return when all is gone."""
         self.alive = False
@@ -318,7 +323,7 @@ class SpawnerHandle:
 
 def _cell_message(plan: CellPlan) -> bytes:
     view = plan.view
-    binds = list(view.binds) + [(SOURCE + "/kooi", GUEST_ROOT + "/kooi")]
+    binds = [*view.binds, (SOURCE + "/kooi", GUEST_ROOT + "/kooi")]
     zygote = {
         "python": view.python,
         "sys_path": view.sys_path,

@@ -11,7 +11,7 @@ from kooi.linux import facts
 
 @functools.lru_cache(maxsize=1)
 def _gathered() -> tuple[HostFacts, Mapping[str, str]]:
-    found = facts.gather()
+    found = facts.report()
     return HostFacts(**found["host"]), found["reasons"]
 
 

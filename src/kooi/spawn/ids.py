@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-
 from pathlib import Path
 
 
 def subordinate(file: str, names: tuple[str, ...]) -> tuple[int, int]:
-    """Return (first, count) of the first range that `file` (/etc/subuid or /etc/subgid) gives one of `names`; subuid(5)."""
+    """Return (first, count) of the first range that `file` (subuid(5), subgid(5)) gives one of `names`."""
     try:
         lines = Path(file).read_text().splitlines()
     except OSError:
@@ -20,7 +19,7 @@ def subordinate(file: str, names: tuple[str, ...]) -> tuple[int, int]:
 
 
 class IdPairs:
-    """Hands out pairs of ids of the cell's user namespace (1, 2), (3, 4), …; a pair comes back only when its box is gone."""
+    """Pairs of ids of the cell's user namespace: (1, 2), (3, 4), …; one comes back only when its box is gone."""
 
     def __init__(self, count: int) -> None:
         self._next = 1

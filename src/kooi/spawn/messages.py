@@ -1,4 +1,4 @@
-"""Messages between the host, the spawner, zygotes and blanks: one packet each, a JSON head and raw bytes after a NUL."""
+"""Messages between host, spawner, zygotes and blanks: one packet each, a JSON head and raw bytes after a NUL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan: a spec and the host's facts, compiled into ordered steps. Pure: it touches nothing, and `explain` prints it.
+"""The plan: a spec and the host's facts, compiled into ordered steps. Pure; `explain` prints it.
 
 A plan has two halves. The *cell* half says how to build the cell and its zygote; it is the same for every sandbox with
 the same image, preload list and datasets, so cells are shared by its key. The *box* half is the list of steps that
@@ -25,8 +25,26 @@ _JAIL_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mount")
 _PLAIN_NAMESPACES = ("user", "pid", "net", "mount")
 
 # Unreachable for the code's ids already; masked as a second layer.
-_PROC_HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "modules", "interrupts", "timer_list", "sysrq-trigger", "acpi", "scsi")
-_LANDLOCK_CLAUSES = (("files", 1), ("rename", 2), ("truncate", 3), ("device_ioctl", 5), ("abstract_unix", 6), ("signal", 6))
+_PROC_HIDDEN = (
+    "kcore",
+    "keys",
+    "key-users",
+    "kallsyms",
+    "modules",
+    "interrupts",
+    "timer_list",
+    "sysrq-trigger",
+    "acpi",
+    "scsi",
+)
+_LANDLOCK_CLAUSES = (
+    ("files", 1),
+    ("rename", 2),
+    ("truncate", 3),
+    ("device_ioctl", 5),
+    ("abstract_unix", 6),
+    ("signal", 6),
+)
 
 Step = tuple[str, Mapping[str, Any]]
 
@@ -162,7 +180,10 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
     steps: tuple[Step, ...] = (
         ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": limits.files}),
         ("data_links", {"path": f"{home}/data", "sources": {d.name: d.source for d in spec.policy.datasets}}),
-        ("rlimits", _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes}),
+        (
+            "rlimits",
+            _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes},
+        ),
         ("capabilities", {"keep": ()}),
         ("no_new_privileges", {}),
     )

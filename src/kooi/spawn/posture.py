@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any, cast
 
 from kooi.contract.backend import Posture, ProcessPosture
 from kooi.linux import landlock, posture
@@ -24,4 +23,4 @@ def posture_of(agent: int) -> Posture:
 
 
 def _process(facts: posture.ProcessFacts) -> ProcessPosture:
-    return ProcessPosture(**cast("dict[str, Any]", facts._asdict()))
+    return ProcessPosture(**facts._asdict())

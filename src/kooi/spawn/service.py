@@ -108,9 +108,10 @@ async def _greeting(box: SpawnedBox) -> str | None:
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[None] = loop.create_future()
     loop.add_reader(box.stream.read_fd, lambda: None if heard.done() else heard.set_result(None))
-    failed = asyncio.ensure_future(_failure(box))
+    failed: asyncio.Future[str] = asyncio.ensure_future(_failure(box))
     try:
-        await asyncio.wait([heard, failed], timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        waited: set[asyncio.Future[Any]] = {heard, failed}
+        await asyncio.wait(waited, timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         loop.remove_reader(box.stream.read_fd)
         failed.cancel()

@@ -22,7 +22,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kooi.linux import cgroup, process
+from kooi.linux import process
+from kooi.linux.cgroup_layout import hierarchies
 from kooi.spawn import messages
 from kooi.spawn.groups import Groups
 from kooi.spawn.journal import Journal
@@ -111,7 +112,7 @@ class Spawner:
             self._shop.handle(operation, head, body, fds)
 
     def _start(self, config: dict[str, Any]) -> None:
-        roots = [found.mount for found in cgroup.hierarchies()]
+        roots = [found.mount for found in hierarchies()]
         report = reap(config["run_dir"], uid_range=(config["uid_base"], config["uid_count"]), cgroup_roots=roots)
         self._journal = Journal.create(config["run_dir"], owner=config["owner"])
         groups = Groups(self._journal)

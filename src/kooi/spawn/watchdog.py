@@ -1,7 +1,7 @@
 """Boxes that no control group counts: their processes are read from /proc, and their memory every 20 ms.
 
 Resident memory alone is no measure: forks of a zygote share most of it. So it is only the trigger; near the limit the
-proportional sizes are read, largest process first, and the workspace's tmpfs is added, which no process may have mapped.
+proportional sizes are read instead. What is in the workspace's tmpfs is added: no process need have it mapped.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ Runs inside the cell: standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import importlib
 import json
@@ -24,10 +25,10 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Sequence, Tuple
 
 from kooi.guest import agent, fresh
-from kooi.linux import caps, namespaces, network, process, seccomp
+from kooi.linux import caps, namespaces, process, seccomp
 from kooi.spawn import confine
 
 _FLAGS = {
@@ -100,6 +101,8 @@ class _Zygote:
         self._prepare: Sequence[Any] = config["prepare"]
         # The agent's own program for new interpreters, read while our files are in sight.
         self._program = fresh.program()
+        # The C library's fork with its own hooks, without Python's; the interpreter stays locked across it.
+        self._fork: Callable[[], int] = ctypes.PyDLL(None).fork
 
     def serve_one(self) -> None:
         """Handle one message: fork one blank. The spawner's end closing is the end of the cell."""
@@ -119,7 +122,7 @@ class _Zygote:
         pid, pidfd = namespaces.fork_into(self._flags)
         if pid == 0:
             try:
-                _blank(blank_fd, self._ids, self._prepare, self._program)
+                _blank(blank_fd, self._ids, self._prepare, self._program, self._fork)
             finally:
                 os._exit(70)
         try:
@@ -140,7 +143,7 @@ class _Zygote:
             namespaces.write_maps(pid, entries, entries)
 
 
-def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes) -> None:
+def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes, fork: Callable[[], int]) -> None:
     """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
     process.close_all_but((0, 1, 2, blank_fd))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -166,8 +169,12 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes) -> N
             return
         plan = json.loads(data)
         confinement.carry_out(plan["steps"])
-        guest = {key: tuple(value) if isinstance(value, list) else value for key, value in plan["guest"].items()}
-        setup = agent.Setup(confine_code=caps.set_caps, program=program, **guest)
+        guest: Dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plan["guest"].items()
+        }
+        # Code with an id of its own loses its capabilities with the agent's id.
+        confine_code = caps.set_caps if guest["code_uid"] is None else None
+        setup = agent.Setup(confine_code=confine_code, program=program, fork=fork, **guest)
     except BaseException as error:
         control.send(json.dumps({"failed": str(error)}).encode())
         return
@@ -178,7 +185,9 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes) -> N
 def _receive(connection: socket.socket) -> Tuple[bytes, List[int]]:
     """Receive one message and the descriptors with it; close-on-exec."""
     fds = array.array("i")
-    data, ancillary, _flags, _address = connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _flags, _address = connection.recvmsg(
+        _MAX_MESSAGE, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
