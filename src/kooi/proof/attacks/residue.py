@@ -41,6 +41,17 @@ class Residue:
             bag.update(part)
         return bag
 
+    async def settled(self) -> Counter[str]:
+        """Return the picture once it has stopped changing: helpers refill their stock after each use."""
+        deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
+        last = await asyncio.to_thread(self.picture)
+        while True:
+            await asyncio.sleep(0.1)
+            now = await asyncio.to_thread(self.picture)
+            if now == last or asyncio.get_running_loop().time() >= deadline:
+                return now
+            last = now
+
     async def since(self, before: Counter[str]) -> tuple[str, ...]:
         """Return what is there more often than in `before`, once it has had a moment to go away."""
         deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS

@@ -178,7 +178,7 @@ async def attack(
 ) -> Finding:
     """Run one program at one level. `control` is the harm it did with the sandbox off."""
     started = time.monotonic()
-    before = residue.picture()
+    before = await residue.settled()
     world = SandboxWorld(program, level, canaries, parameters(canaries), opener)
     clause = program.expect.clause
     expected: tuple[Outcome, ...] = ("prevented",)

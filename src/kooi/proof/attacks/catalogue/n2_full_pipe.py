@@ -8,10 +8,10 @@ SOURCE = """
 name_me()
 mark("started")
 for fd in (2, 1, 2):
-    data = b"z" * ((512 << 10) - 1) + b"\n"
+    data = b"z" * ((512 << 10) - 1) + b"\\n"
     while data:
         data = data[os.write(fd, data):]
-mark("done", _hashlib.sha256((b"z" * ((512 << 10) - 1) + b"\n") * 2).hexdigest())
+mark("done", _hashlib.sha256((b"z" * ((512 << 10) - 1) + b"\\n") * 2).hexdigest())
 """
 CONTROL = """
 os.write(2, b"x")
