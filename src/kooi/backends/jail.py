@@ -64,8 +64,7 @@ class JailBackend:
 
     def explain(self, spec: Spec) -> Mapping[str, Any]:
         """Return the compiled plan of `spec`, without running anything."""
-        plan, _ = Service(plan_jail, id_mode(self._host())).plan(spec, self._host())
-        return dataclasses.asdict(plan)
+        return dataclasses.asdict(self._boxes().plan(spec, self._host()).plan)
 
     async def close(self) -> None:
         """Kill every box and helper; safe twice."""

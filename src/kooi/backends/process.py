@@ -75,8 +75,7 @@ class ProcessBackend:
         """Return the compiled plan of `spec`, without running anything."""
         if not _namespaces(self._host()):
             return {"strategy": "child process", "limits": dataclasses.asdict(spec.limits)}
-        plan, _ = self._spawned().plan(spec, self._host())
-        return dataclasses.asdict(plan)
+        return dataclasses.asdict(self._spawned().plan(spec, self._host()).plan)
 
     async def close(self) -> None:
         """Kill every box."""

@@ -121,6 +121,8 @@ class OpenBox:
         """Wait at most `seconds` for the next event of the box."""
         if self._seen is not None and self._watcher is not None and not self._watcher.done():
             self._seen.clear()
+            # Where the host keeps counters, a look at them is what brings the event.
+            await self.box.usage()
             waiter = asyncio.ensure_future(self._seen.wait())
             await asyncio.wait([waiter], timeout=seconds)
             waiter.cancel()

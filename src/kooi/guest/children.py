@@ -53,8 +53,10 @@ class Setup(NamedTuple):
     fork: Optional[Callable[[], int]] = None
 
 
-def look_ahead() -> None:
-    """Find out once what every agent forked from this process would find out."""
+def look_ahead(env: Mapping[str, str]) -> None:
+    """Do once what every agent forked from this process would do: take on `env`, and look at the signals."""
+    os.environ.clear()
+    os.environ.update(env)
     _odd_signals()
 
 

@@ -31,6 +31,8 @@ _CELL_ENV = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
+    # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
+    "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
 }
 
 
@@ -225,15 +227,15 @@ class SpawnerHandle:
         """Send one packet to the spawner, or queue it (with copies of `fds`) while the socket is full."""
         self._outbox.send(head, body, fds)
 
-    async def cell(self, plan: CellPlan) -> str:
-        """Return the key of a running cell for `plan`, starting one if there is none. Raises `SetupFailed`."""
-        key = plan.key
+    async def cell(self, key: str, plan: CellPlan) -> None:
+        """Return when the cell `key`, built as `plan` says, is running; start it if there is none. Raises `SetupFailed`."""
         future = self._cells.get(key)
         if future is None:
             future = self._cells[key] = self.loop.create_future()
             self.send({"op": "cell", "cell": key}, _cell_message(plan))
-        await asyncio.shield(future)
-        return key
+        if not future.done():
+            await asyncio.shield(future)
+        future.result()
 
     def open(self, key: str, plan: BoxPlan, encoded: bytes) -> SpawnedBox:
         """Ask for a box in cell `key`; what is written to its stream meanwhile waits there."""

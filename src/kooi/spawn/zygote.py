@@ -78,10 +78,7 @@ def _warm(config: Mapping[str, Any]) -> None:
         raise ImportError("preload: " + ", ".join(failed))
     seccomp.program(*config["restrictions"])
     _rehearse()
-    children.look_ahead()
-    # What every box begins with, so that an agent finds its environment as it should be.
-    os.environ.clear()
-    os.environ.update(config["env"])
+    children.look_ahead(config["env"])
     del own
     gc.collect()
     gc.freeze()
