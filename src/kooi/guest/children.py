@@ -8,6 +8,7 @@ stack: whatever happens ends in `_exit`.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` wraps every call in enums, at dozens of page faults
 import fcntl
 import gc
 import os
@@ -15,6 +16,9 @@ import resource
 import signal
 import sys
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from kooi.guest import fresh
+from kooi.guest.streams import prepare_streams
 
 _PR_SET_DUMPABLE = 4
 _ABOVE = 64
@@ -49,24 +53,42 @@ class Setup(NamedTuple):
 
 
 class Nursery:
-    """Starts children as `setup` says. `environment` and `cwd` are what CONFIG made of the base."""
+    """Starts children as `setup` says. `environment` and `cwd` are what CONFIG made of the base.
+
+    It may be made ahead, in the process that forks agents. Makes the environment of this process the base. `null` is a
+    descriptor that reads as empty; `program` is what a fresh interpreter is sent, `streams` what a warm one inherits.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.environment: Dict[str, str] = {}
-        self.cwd = ""
-        self.configure({}, setup.cwd or setup.home)
-        self._odd_signals = _odd_signals()
+        self._env = setup.env
+        self.environment: Dict[str, str] = dict(setup.env)
+        self.null = -1
+        self.program = (setup.program or fresh.program()) if setup.fresh else b""
+        self.streams = None if setup.fresh else prepare_streams()
+        self._reset = (int(signal.SIGCHLD), *_odd_signals())
+        self._reset_to_run = (*self._reset, int(signal.SIGINT), *map(int, _IGNORED))
         self._end_of_fds = _highest_fd() + 1 + _SPAN
         self._prctl = _prctl() if setup.code_uid is not None or "ctypes" in sys.modules else None
+        self._cwd: Optional[str] = None
+        os.environ.clear()
+        os.environ.update(setup.env)
+
+    def suits(self, setup: Setup) -> bool:
+        """Return whether what was made ahead is right for `setup`, which may differ in all that is looked up later."""
+        return self.setup.fresh == setup.fresh and (self._env is setup.env or self._env == setup.env)
 
     def configure(self, env: Mapping[str, str], cwd: str) -> None:
-        """Set what children find: the base environment with `env` added, and the directory `cwd`."""
-        self.environment = {**self.setup.env, **env}
-        self.cwd = cwd
-        if os.environ != self.environment:
-            os.environ.clear()
-            os.environ.update(self.environment)
+        """Set what children find beyond the base: `env`, and the directory `cwd`."""
+        self.environment.update(env)
+        self._cwd = cwd
+        for key, value in env.items():
+            os.environ[key] = value
+
+    @property
+    def cwd(self) -> str:
+        """Where children start."""
+        return self._cwd or self.setup.cwd or self.setup.home
 
     def configuration(self) -> bytes:
         """Return the same for an interpreter that is running already (see `interpreter`)."""
@@ -120,11 +142,12 @@ class Nursery:
         return failed
 
     def _reset_signals(self, executes: bool) -> None:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, *self._odd_signals, *(_IGNORED if executes else ())):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL if executes else signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _signal.set_wakeup_fd(-1)
+        for number in self._reset_to_run if executes else self._reset:
+            _signal.signal(number, _signal.SIG_DFL)
+        if not executes:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
     def _take_ids(self) -> None:
         uid, gid = self.setup.code_uid, self.setup.code_gid
