@@ -23,8 +23,7 @@ while len(b)<{size}:b+=posix.read({control},{size}-len(b))
 n=int.from_bytes(b[:4],'big')
 for k,c in marshal.loads(b[4:n] if sys.hexversion=={version} else b[n:]):
  m=sys.modules[k]=type(sys)(k);exec(c,m.__dict__)
-i=m.Interpreter({argv!r},{path!r})
-{warm}i.serve()"""
+m.Interpreter({argv!r},{path!r}).serve()"""
 
 
 def program() -> bytes:
@@ -43,7 +42,7 @@ def program() -> bytes:
     return (len(first) + 4).to_bytes(4, "big") + first + marshal.dumps(sources, 2)
 
 
-def command(argv: Sequence[str], sys_path: Sequence[str], size: int, warm: bool) -> List[str]:
+def command(argv: Sequence[str], sys_path: Sequence[str], size: int) -> List[str]:
     """Return the command line of an interpreter that takes a program of `size` bytes from `CONTROL`."""
     boot = _BOOT.format(
         control=CONTROL,
@@ -51,6 +50,5 @@ def command(argv: Sequence[str], sys_path: Sequence[str], size: int, warm: bool)
         version=sys.hexversion,
         argv=tuple(argv[:1]),
         path=tuple(sys_path),
-        warm="i.warm(False);" if warm else "",
     )
     return [*argv, "-I", "-S", "-c", boot]

@@ -334,7 +334,7 @@ def _cell_message(plan: CellPlan) -> bytes:
         "namespaces": plan.namespaces,
         "ids": plan.ids,
         "prepare": plan.prepare,
-        "env": dict(plan.env),
+        "guest": plan.guest,
     }
     build = {
         "ids": plan.ids,
