@@ -228,7 +228,7 @@ class SpawnerHandle:
         self._outbox.send(head, body, fds)
 
     async def cell(self, key: str, plan: CellPlan) -> None:
-        """Return when the cell `key`, built as `plan` says, is running; start it if there is none. Raises `SetupFailed`."""
+        """Return when the cell `key`, built as `plan` says, is running; start it if need be. Raises `SetupFailed`."""
         future = self._cells.get(key)
         if future is None:
             future = self._cells[key] = self.loop.create_future()

@@ -53,8 +53,9 @@ Step = tuple[str, Mapping[str, Any]]
 class CellPlan:
     """How to build one cell, start its zygote and prepare its blanks.
 
-    `guest` is what every agent is told: the fields of the guest's `Setup` that are plain data. `ids` is root (a leased range), subuid, single or none. `prepare` are the steps that no spec changes; a blank
-    takes them ahead of any request.
+    `ids` is root (a leased range), subuid, single or none. `guest` is what every agent is told: the fields of the
+    guest's `Setup` that are plain data. `prepare` are the steps that no spec changes; a blank takes them ahead of any
+    request.
     """
 
     isolated: bool
@@ -74,7 +75,7 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class BoxPlan:
-    """How a blank becomes a box: ordered steps, whether its interpreters are new ones, and what its control group gets."""
+    """How a blank becomes a box: ordered steps, whether interpreters are new ones, its control group's limits."""
 
     steps: tuple[Step, ...]
     fresh: bool
