@@ -32,7 +32,7 @@ _READ = 64 * 1024
 
 
 class Context:
-    """One context. Its interpreter is started with the first run, or ahead of it: `pipes` and `hatched` are from then."""
+    """One context. `pipes` and `hatched` are given when its interpreter was started ahead of the first run."""
 
     def __init__(self, agent: Agent, pipes: Optional[Pipes] = None, hatched: Optional[Hatched] = None) -> None:
         self.stale = False
@@ -107,7 +107,7 @@ class Context:
         self._send(b"".join((head, config, code)), run, len(code))
 
     def _send(self, data: bytes, run: Optional[Run] = None, credited: int = 0) -> None:
-        """Write to the interpreter: at once if it takes that, else by a feed. The last `credited` bytes are the host's."""
+        """Write to the interpreter, by a feed if it does not take all. The last `credited` bytes are the host's."""
         feed = self._feed
         if feed is None:
             try:
