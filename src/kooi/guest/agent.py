@@ -264,7 +264,7 @@ _prepared: Optional[Agent] = None
 
 
 def prepare(setup: Setup) -> Agent:
-    """Do ahead, in the process that forks agents, what `serve` need not do again for the same `env` and `fresh`.
+    """Do ahead, in the process that forks agents, what `serve` need not do again for the same `env`.
 
     Optional: it saves each box about 0.5 ms. `env` should be the very same object later. Makes the environment of this
     process `env`. Descriptors 0 to 2 must be open.

@@ -24,7 +24,7 @@ _PR_SET_DUMPABLE = 4
 _ABOVE = 64
 _SPAN = 4096
 #: what a Python process ignores, and what a program that it executes must find at its default
-_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+_IGNORED = (_signal.SIGPIPE, _signal.SIGXFSZ)
 
 Planted = Sequence[Tuple[int, int]]
 
@@ -58,17 +58,15 @@ class Nursery:
     """Starts children as `setup` says. `environment` and `cwd` are what CONFIG made of the base.
 
     It may be made ahead, in the process that forks agents. Makes the environment of this process the base. `null` is a
-    descriptor that reads as empty; `program` is what a fresh interpreter is sent, `streams` what a warm one inherits.
+    descriptor that reads as empty; `streams` are what a warm interpreter inherits.
     """
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._env = setup.env
-        self._fork = os.fork if setup.fork is None else setup.fork
         self.environment: Dict[str, str] = dict(setup.env)
         self.null = -1
-        self.program = (setup.program or fresh.program()) if setup.fresh else b""
-        self.streams = None if setup.fresh else prepare_streams()
+        self.streams = prepare_streams()
         self._reset = (int(signal.SIGCHLD), *_odd_signals())
         self._reset_to_run = (*self._reset, int(signal.SIGINT), *map(int, _IGNORED))
         self._end_of_fds = _highest_fd() + 1 + _SPAN
@@ -79,7 +77,7 @@ class Nursery:
 
     def suits(self, setup: Setup) -> bool:
         """Return whether what was made ahead is right for `setup`, which may differ in all that is looked up later."""
-        return self.setup.fresh == setup.fresh and (self._env is setup.env or self._env == setup.env)
+        return self._env is setup.env or self._env == setup.env
 
     def configure(self, env: Mapping[str, str], cwd: str) -> None:
         """Set what children find beyond the base: `env`, and the directory `cwd`."""
@@ -87,6 +85,11 @@ class Nursery:
         self._cwd = cwd
         for key, value in env.items():
             os.environ[key] = value
+
+    @property
+    def program(self) -> bytes:
+        """What a fresh interpreter is sent first."""
+        return self.setup.program or fresh.program()
 
     @property
     def cwd(self) -> str:
@@ -113,7 +116,7 @@ class Nursery:
         `dumpable`: the child belongs to the code, which may trace it. An error is written to the descriptor `failed` as
         `NAME NUL text`. Raises `OSError` when there can be no more processes.
         """
-        pid = self._fork()
+        pid = (self.setup.fork or os.fork)()
         if pid:
             return pid
         try:
@@ -171,7 +174,10 @@ class Nursery:
 
 
 def _odd_signals() -> Tuple[int, ...]:
-    """Return the signals whose disposition here is not what a new Python process has."""
+    """Return the signals whose disposition here is not what a new Python process has.
+
+    Looked up once, in the zygote where there is one: nobody changes them between it and an agent.
+    """
     usual = (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGCHLD, *_IGNORED)
     return tuple(
         number

@@ -191,7 +191,7 @@ class Context:
         agent = self._agent
         self._take_over(hatch(agent.nursery, self._pipes, reader if reader >= 0 else agent.nursery.null, first))
         self.stale = False
-        if agent.nursery.program:
+        if agent.nursery.setup.fresh:
             self._send(agent.nursery.program)
 
     def _take_over(self, hatched: Hatched) -> None:

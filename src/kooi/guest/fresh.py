@@ -7,6 +7,7 @@ read them. An interpreter of another version is given the sources behind them in
 
 from __future__ import annotations
 
+import functools
 import marshal
 import sys
 from importlib.util import find_spec
@@ -26,8 +27,9 @@ for k,c in marshal.loads(b[4:n] if sys.hexversion=={version} else b[n:]):
 m.Interpreter({argv!r},{path!r}).serve()"""
 
 
+@functools.lru_cache(maxsize=None)
 def program() -> bytes:
-    """Return what a fresh interpreter is sent first. Reads the guest's files; the same for every box."""
+    """Return what a fresh interpreter is sent first, the same for every box. Reads the guest's files, once."""
     compiled: List[Tuple[str, Any]] = []
     sources: List[Tuple[str, Any]] = []
     for name in _MODULES:
