@@ -35,6 +35,7 @@ from kooi.proof.attacks.residue import Residue
 from kooi.proof.attacks.world import SandboxWorld
 
 _CLOSE_SECONDS = 30.0
+_AT_ONCE = 3
 PROBED = (
     "bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register keyctl add_key request_key "
     "unshare setns clone clone3 ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd kcmp process_madvise "
@@ -160,11 +161,11 @@ def _own_temporary_folder() -> Iterator[None]:
 
 
 async def _warm(level: str, opener: Opener) -> None:
-    """Open and close one sandbox, so that the helpers which stay are there before the first picture."""
-    box = await opener(Spec(level=level, preload=()))
-    try:
+    """Use as many sandboxes at once as a program does, so that what is kept in stock is there before any picture."""
+    boxes = [await opener(Spec(level=level, preload=())) for _ in range(_AT_ONCE)]
+    for box in boxes:
         await box.run("print(1)")
-    finally:
+    for box in boxes:
         await box.close()
 
 

@@ -62,6 +62,6 @@ PROGRAM = Program(
     control=TWIN,
     harm=_spied,
     refused=_kept_out,
-    expect=Expectation(levels={"process": frozenset({"escaped"})}),
+    expect=Expectation(clause="processes_hidden"),
     bare=Bare(params={"aim": "victim"}),
 )

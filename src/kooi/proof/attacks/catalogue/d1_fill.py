@@ -1,7 +1,7 @@
 """D1: fill every folder that can be written with many files, each of them small enough."""
 
 from kooi.proof.attacks.judges import at_least, by_status, either, marked
-from kooi.proof.attacks.model import WHOLE, Expectation, Program
+from kooi.proof.attacks.model import WHOLE, Expectation, Outcome, Program
 
 # Where the host's own folders are in reach, only the program's own one is filled.
 SOURCE = """
@@ -33,6 +33,8 @@ with open("two", "wb") as f:
 os.unlink("two")
 mark("works")
 """
+# A child process has a home of a fixed size only where it can have a mount of its own.
+EITHER: dict[str, frozenset[Outcome]] = {"process": frozenset({"escaped", "prevented"})}
 PROGRAM = Program(
     id="D1",
     title="fill every folder with many files",
@@ -42,7 +44,7 @@ PROGRAM = Program(
     refused=either(
         marked("refused", "ENOSPC", "EDQUOT", "EFBIG", "EACCES", "ENOENT", "EROFS"), by_status("disk_limit", "oom")
     ),
-    expect=Expectation(clause="disk_bytes", holds=WHOLE),
+    expect=Expectation(clause="disk_bytes", holds=WHOLE, levels=EITHER),
     limits={"disk_bytes": 24 << 20, "memory_bytes": 256 << 20},
     resource=True,
     seconds=20.0,

@@ -1,7 +1,7 @@
 """D2: ten thousand empty files, with two thousand allowed."""
 
 from kooi.proof.attacks.judges import at_least, marked
-from kooi.proof.attacks.model import Expectation, Program
+from kooi.proof.attacks.model import Expectation, Outcome, Program
 
 SOURCE = """
 name_me()
@@ -23,6 +23,8 @@ open("one", "w").close()
 os.unlink("one")
 mark("works")
 """
+# A child process has a home of a fixed size only where it can have a mount of its own.
+EITHER: dict[str, frozenset[Outcome]] = {"process": frozenset({"escaped", "prevented"})}
 PROGRAM = Program(
     id="D2",
     title="ten thousand files",
@@ -30,8 +32,7 @@ PROGRAM = Program(
     control=CONTROL,
     harm=at_least("files", 10000, "files"),
     refused=marked("refused", "ENOSPC", "EDQUOT"),
-    # At the level `process` nothing counts files.
-    expect=Expectation(levels={"process": frozenset({"escaped"})}),
+    expect=Expectation(levels=EITHER),
     limits={"files": 2000},
     resource=True,
 )
