@@ -199,6 +199,7 @@ class SpawnerHandle:
         self._cells: dict[str, asyncio.Future[None]] = {}
         self._numbers = 0
         self.alive = True
+        self._crash = ""
         self.reader: cgroup.Reader | None = None
         self._started: asyncio.Future[Mapping[str, Any]] = loop.create_future()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -210,7 +211,13 @@ class SpawnerHandle:
         )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", boot], pass_fds=fds, stdin=subprocess.DEVNULL, env={}
+                [sys.executable, "-I", "-S", "-B", "-c", boot],
+                pass_fds=fds,
+                env={},
+                # Not ours: whoever reads the caller's output to its end must not wait for the spawner's.
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         finally:
             theirs.close()
@@ -287,6 +294,8 @@ class SpawnerHandle:
                     future.set_exception(SetupFailed(f"the cell could not be built: {head['failed']}"))
                 else:
                     future.set_result(None)
+        elif "crashed" in head:
+            self._crash = head["crashed"]
         elif "started" in head:
             started = head["started"]
             if started["cgroups"]:
@@ -294,15 +303,16 @@ class SpawnerHandle:
             self._started.set_result(started)
 
     def _lost(self) -> None:
+        reason = f"the spawner ended: {self._crash.strip() or 'no reason given'}"
         self.alive = False
         self.loop.remove_reader(self._socket.fileno())
         if not self._started.done():
-            self._started.set_exception(SetupFailed("the spawner ended before it was ready"))
+            self._started.set_exception(SetupFailed(reason))
         for future in self._cells.values():
             if not future.done():
-                future.set_exception(SetupFailed("the spawner ended"))
+                future.set_exception(SetupFailed(reason))
         for box in list(self.boxes.values()):
-            box.told({"failed": "the spawner ended"})
+            box.told({"failed": reason})
 
     def abandon(self) -> None:
         """Let the spawner go from another loop's thread: it kills everything when our end closes."""

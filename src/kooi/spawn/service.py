@@ -16,6 +16,8 @@ from kooi.spawn.handle import SpawnedBox, SpawnerHandle
 from kooi.spawn.plan import Plan
 
 UID_BLOCK = 4096
+# All forks of one zygote share its address layout and hash seed, so none serves for ever.
+ROTATE_AFTER = 20_000
 _KEPT_PLANS = 256
 _PROBE_SECONDS = 20.0
 Viewer = Callable[[tuple[str, ...] | None], View]
@@ -109,6 +111,7 @@ class Service:
             "uid_count": settings.uid_count,
             "uid_block": UID_BLOCK,
             "blanks_ready": settings.blanks_ready,
+            "rotate_after": ROTATE_AFTER,
         }
 
 
