@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import statistics
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -22,3 +26,19 @@ def test_every_exported_name_is_there_and_documented(package: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Sandboxx"):
         kooi.Sandboxx  # noqa: B018
+
+
+def test_the_table_of_homes_is_the_list_of_names() -> None:
+    homes = [name for names in kooi._HOMES.values() for name in names]
+    assert sorted(homes) == kooi.__all__
+
+
+def test_importing_it_costs_little_beside_starting_python() -> None:
+    def took(code: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - began
+
+    took("import kooi")
+    pairs = [(took("pass"), took("import kooi")) for _ in range(9)]
+    assert statistics.median(both for _, both in pairs) < 2 * statistics.median(bare for bare, _ in pairs)

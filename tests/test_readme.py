@@ -17,6 +17,7 @@ from kooi.contract.result import GRADES
 from kooi.contract.spec import FIELDS
 from kooi.doors.cli.main import VERBS, usage
 from kooi.settings import SETTINGS_KEYS, Settings
+from tests.levels import need
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -31,6 +32,7 @@ def python_blocks(text: str) -> list[str]:
 
 
 def test_the_examples_run_one_after_another(tmp_path: Path) -> None:
+    need("jail")
     program = "\n".join(python_blocks(README))
     assert program.count("import kooi") == 1 and "kooi.run" in program
     paths = os.pathsep.join(path for path in sys.path if path)

@@ -211,6 +211,11 @@ def test_in_a_process_of_its_own(program: str) -> None:
     """Ctrl-C returns when the run is dead, however often it comes; after a fork each side has its own."""
     code = PRELUDE + program + "\nprint('fine')\n"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=30, check=False
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=30,
+        check=False,
     )
     assert (done.stdout, done.stderr) == ("fine\n", "")

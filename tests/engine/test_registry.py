@@ -27,7 +27,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.metadata.EntryPoint("broken", "tests.engine.fakes:NoSuchThing", registry.GROUP),
     ]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points if group == registry.GROUP else [])
-    monkeypatch.setattr(registry, "_held", None)
+    monkeypatch.setattr(registry, "_held", {})
 
 
 def test_a_backend_is_made_once() -> None:
@@ -99,8 +99,7 @@ def test_a_child_neither_uses_nor_closes_its_parents_backends(plugged: None) -> 
     backend = registry.find("fake")
     pid = os.fork()
     if pid == 0:
-        held = registry._held
-        assert held is not None
+        (held,) = registry._held.values()
         registry._close_at_exit(held)
         own = registry.find("fake")
         os._exit(0 if own is not backend and isinstance(backend, FakeBackend) and backend.closed == 0 else 1)

@@ -65,8 +65,9 @@ def _descend(root: int) -> list[Process]:
     while todo:
         pid = todo.pop()
         try:
-            found.append(_stat(pid))
-            for task in os.listdir(f"/proc/{pid}/task"):
+            process, threads = _stat(pid)
+            found.append(process)
+            for task in [pid] if threads == 1 else os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                     todo += map(int, file.read().split())
         except (OSError, ValueError):
@@ -74,12 +75,13 @@ def _descend(root: int) -> list[Process]:
     return found
 
 
-def _stat(pid: int) -> Process:
+def _stat(pid: int) -> tuple[Process, int]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The name in parentheses is the process's own choice and may hold anything, parentheses too.
         fields = file.read().rpartition(b")")[2].split()
     ticks = sum(map(int, fields[11:15]))
-    return Process(pid, int(fields[1]), fields[0] not in b"ZX", ticks / _TICKS, int(fields[21]) * _PAGE)
+    process = Process(pid, int(fields[1]), fields[0] not in b"ZX", ticks / _TICKS, int(fields[21]) * _PAGE)
+    return process, int(fields[17])
 
 
 def _marked(mark: str) -> set[int]:

@@ -64,8 +64,7 @@ class JailBackend:
 
     def explain(self, spec: Spec) -> Mapping[str, Any]:
         """Return the compiled plan of `spec`, without running anything."""
-        plan, _ = Service(plan_jail, id_mode(self._host())).plan(spec, self._host())
-        return dataclasses.asdict(plan)
+        return dataclasses.asdict(self._boxes().plan(spec, self._host()).plan)
 
     async def close(self) -> None:
         """Kill every box and helper; safe twice."""
@@ -107,7 +106,7 @@ def _access_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:
         Clause("kill", "pid namespace: its first process's end is the end of all", "kernel"),
     ]
     if spec.policy.network:
-        found.append(Clause("network", "allow rules need the egress broker, which this version does not have", "none"))
+        found.append(clauses.unserved_network())
     else:
         found.append(Clause("network", "network namespace without a device but its own loopback", "kernel"))
     if facts.landlock_abi >= 1:

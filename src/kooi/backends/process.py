@@ -55,7 +55,11 @@ class ProcessBackend:
     def enforcement(self, spec: Spec, facts: HostFacts) -> Enforcement:
         """Say what a child process with limits holds, and what is open by the nature of this level."""
         found = _spawned_clauses(spec, facts) if _namespaces(facts) else _child_clauses(spec, facts)
-        waivers = tuple(clause.name for clause in found if clause.grade == "none")
+        if spec.policy.network:
+            # Asking for hosts that nothing can serve is not what naming this level waives.
+            found = [clauses.unserved_network() if clause.name == "network" else clause for clause in found]
+        open_here = (clause.name for clause in found if clause.grade == "none")
+        waivers = tuple(name for name in open_here if name != "network" or not spec.policy.network)
         return Enforcement(self.name, "none", tuple(found), waivers)
 
     async def open(self, spec: Spec, snapshot: Snapshot | None = None) -> Box:
@@ -75,8 +79,7 @@ class ProcessBackend:
         """Return the compiled plan of `spec`, without running anything."""
         if not _namespaces(self._host()):
             return {"strategy": "child process", "limits": dataclasses.asdict(spec.limits)}
-        plan, _ = self._spawned().plan(spec, self._host())
-        return dataclasses.asdict(plan)
+        return dataclasses.asdict(self._spawned().plan(spec, self._host()).plan)
 
     async def close(self) -> None:
         """Kill every box."""

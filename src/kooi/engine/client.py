@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ OnBytes = Callable[[bytes], bool | None]
 OnEvent = Callable[[Mapping[str, Any]], bool | None]
 
 _HIGH = 256 * 1024
+_thread = threading.local()
 _STREAMS = {"run": (frames.OUT, frames.ERR), "exec": (frames.OUT, frames.ERR), "file.read": (frames.DATA,)}
 
 
@@ -131,8 +133,7 @@ class Client:
     def __init__(self, stream: Stream) -> None:
         self._loop = asyncio.get_running_loop()
         self._stream = stream
-        self._scratch = memoryview(bytearray(frames.SCRATCH_BYTES))
-        self._parser = Parser(frames.FROM_GUEST, self._scratch)
+        self._parser = Parser(frames.FROM_GUEST, _scratch())
         self._outbox = Outbox(stream.write_fd)
         self._calls: dict[int, Call] = {}
         self._feeding: dict[int, Call] = {}
@@ -378,6 +379,15 @@ class Client:
             call._finish(None, error)
         self._calls.clear()
         self._feeding.clear()
+
+
+def _scratch() -> memoryview:
+    """Return this thread's buffer to read into: one for all its clients, because fresh memory costs page faults."""
+    try:
+        found: memoryview = _thread.scratch
+    except AttributeError:
+        found = _thread.scratch = memoryview(bytearray(frames.SCRATCH_BYTES))
+    return found
 
 
 def _encode(kind: int, channel: int, value: dict[str, Any], check: Callable[[dict[str, Any]], None], key: str) -> bytes:

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -93,7 +94,7 @@ class _Exchange:
         self.call: Call
         self.arrived = 0
         self.most = 0
-        self.chunks: list[bytes] = []
+        self.content = BytesIO()
         self.entries: list[FileEntry] = []
 
     async def read(self, max_bytes: int) -> bytes:
@@ -101,7 +102,7 @@ class _Exchange:
         await self.do("file.read", on_data=self._on_data)
         if self.arrived > self.most:
             raise OSError(errno.EFBIG, f"larger than {self.most} bytes", self.path)
-        return b"".join(self.chunks)
+        return self.content.getvalue()
 
     async def write(self, body: bytes, *, append: bool, mode: int | None) -> int:
         patience = IDLE_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND
@@ -160,7 +161,7 @@ class _Exchange:
     def _on_data(self, data: bytes) -> None:
         self.arrived += len(data)
         if self.arrived <= self.most:
-            self.chunks.append(data)
+            self.content.write(data)
         else:
             self._enough()
 
@@ -173,6 +174,6 @@ class _Exchange:
             self._enough()
 
     def _enough(self) -> None:
-        self.chunks.clear()
+        self.content = BytesIO()
         self.entries.clear()
         self.call.signal(signal.SIGKILL)

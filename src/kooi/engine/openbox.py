@@ -121,6 +121,8 @@ class OpenBox:
         """Wait at most `seconds` for the next event of the box."""
         if self._seen is not None and self._watcher is not None and not self._watcher.done():
             self._seen.clear()
+            # Where the host keeps counters, a look at them is what brings the event.
+            await self.box.usage()
             waiter = asyncio.ensure_future(self._seen.wait())
             await asyncio.wait([waiter], timeout=seconds)
             waiter.cancel()
@@ -172,6 +174,9 @@ class OpenBox:
     async def _follow(self) -> None:
         async for event in self.box.events():
             self._note(event)
+        if self.inflight or self.transfers:
+            # All in it is dead. What it wrote is read to its end, but no end is waited for that never comes.
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.client.close)
 
     def _note(self, event: BoxEvent) -> None:
         if event.kind == "oom":

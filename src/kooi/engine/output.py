@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 
 from kooi.contract.result import ErrorInfo, RichItem, RunEvent
 
@@ -54,13 +55,14 @@ NO_TAPS = Taps()
 class Capture:
     """One stream of a run."""
 
-    __slots__ = ("_chunks", "_decoder", "_text", "cap", "kept", "total")
+    __slots__ = ("_buffer", "_decoder", "_text", "cap", "kept", "total")
 
     def __init__(self, cap: int | None, text: Callable[[str], object] | None = None) -> None:
         self.cap = cap
         self.kept = 0
         self.total = 0
-        self._chunks: list[bytes] = []
+        # It grows in place and gives its content away uncopied; joining chunks would touch all memory twice.
+        self._buffer = BytesIO()
         self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if text else None
 
@@ -71,7 +73,7 @@ class Capture:
             data = data[: self.cap - self.kept]
         if data:
             self.kept += len(data)
-            self._chunks.append(data)
+            self._buffer.write(data)
             self._show(data, False)
         return data
 
@@ -83,7 +85,7 @@ class Capture:
     def finish(self) -> bytes:
         """Show what the decoder still holds and return all that was kept."""
         self._show(b"", True)
-        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        return self._buffer.getvalue()
 
     def untap(self) -> None:
         """Show nothing from now on."""

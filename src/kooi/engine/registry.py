@@ -40,14 +40,14 @@ CLOSE_SECONDS = 5.0
 class _Held:
     """The backends of one process."""
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.lock = threading.Lock()
         self.backends: dict[str, Backend] = {}
         self.loops: dict[str, asyncio.AbstractEventLoop] = {}
 
 
-_held: _Held | None = None
+_held: dict[int, _Held] = {}
 
 
 def levels() -> tuple[str, ...]:
@@ -124,11 +124,14 @@ async def _probe(name: str) -> Availability:
 
 
 def _mine() -> _Held:
-    global _held
-    if _held is None or _held.pid != os.getpid():
-        _held = _Held()
-        atexit.register(_close_at_exit, _held)
-    return _held
+    pid = os.getpid()
+    held = _held.get(pid)
+    if held is None:
+        made = _Held(pid)
+        held = _held.setdefault(pid, made)  # of two threads that come here at once, one wins
+        if held is made:
+            atexit.register(_close_at_exit, held)
+    return held
 
 
 def _load(level: str) -> Backend:

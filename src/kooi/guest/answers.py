@@ -70,8 +70,13 @@ def fitting(value: Dict[str, Any], texts: Dict[str, str]) -> bytes:
 
 def ended(status: str, *, error: Optional[Dict[str, str]] = None, left: Optional[int] = None) -> bytes:
     """Return the JSON of an END whose word is the interpreter's, or of one that could not start."""
+    if error is None:
+        return b'{"status":"%s","exit_code":null,"signal":null,"error":null,"left":%s}' % (
+            status.encode(),
+            b"null" if left is None else b"%d" % left,
+        )
     value = {"status": status, "exit_code": None, "signal": None, "error": error, "left": left}
-    return fitting(value, error or {})
+    return fitting(value, error)
 
 
 def exited(status: int, left: Optional[int]) -> bytes:

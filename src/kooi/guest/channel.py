@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _socket as socket  # the plain module, without enums: see `children`
 import fcntl
 import os
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Mapping, Optional, Tuple
 
@@ -208,6 +210,15 @@ class Tap:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def send_descriptor(control: int, fd: int) -> None:
+    """Pass `fd` over a socket, with one byte."""
+    end = socket.socket(fileno=control)
+    try:
+        end.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))])
+    finally:
+        end.detach()
 
 
 class Feed:

@@ -8,9 +8,8 @@ stack: whatever happens ends in `_exit`.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # `signal` wraps every call in enums, at dozens of page faults
 import fcntl
-import functools
 import gc
 import os
 import resource
@@ -18,10 +17,12 @@ import signal
 import sys
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from kooi.guest import fresh
+from kooi.guest.streams import prepare_streams
+
 _PR_SET_DUMPABLE = 4
 _ABOVE = 64
 _SPAN = 4096
-_EVERY_FD = 1 << 30
 #: what a Python process ignores, and what a program that it executes must find at its default
 _IGNORED = (_signal.SIGPIPE, _signal.SIGXFSZ)
 
@@ -53,31 +54,47 @@ class Setup(NamedTuple):
     fork: Optional[Callable[[], int]] = None
 
 
-def look_ahead() -> None:
-    """Find out once what every agent forked from this process would find out."""
-    _odd_signals()
-
-
 class Nursery:
-    """Starts children as `setup` says. `environment` and `cwd` are what CONFIG made of the base."""
+    """Starts children as `setup` says. `environment` and `cwd` are what CONFIG made of the base.
+
+    It may be made ahead, in the process that forks agents. Makes the environment of this process the base. `null` is a
+    descriptor that reads as empty; `streams` are what a warm interpreter inherits.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.environment: Dict[str, str] = {}
-        self.cwd = ""
-        self.configure({}, setup.cwd or setup.home)
-        self._fork = os.fork if setup.fork is None else setup.fork
-        self._odd_signals = _odd_signals()
+        self._env = setup.env
+        self.environment: Dict[str, str] = dict(setup.env)
+        self.null = -1
+        self.streams = prepare_streams()
+        self._reset = (int(signal.SIGCHLD), *_odd_signals())
+        self._reset_to_run = (*self._reset, int(signal.SIGINT), *map(int, _IGNORED))
         self._end_of_fds = _highest_fd() + 1 + _SPAN
         self._prctl = _prctl() if setup.code_uid is not None or "ctypes" in sys.modules else None
+        self._cwd: Optional[str] = None
+        os.environ.clear()
+        os.environ.update(setup.env)
+
+    def suits(self, setup: Setup) -> bool:
+        """Return whether what was made ahead is right for `setup`, which may differ in all that is looked up later."""
+        return self._env is setup.env or self._env == setup.env
 
     def configure(self, env: Mapping[str, str], cwd: str) -> None:
-        """Set what children find: the base environment with `env` added, and the directory `cwd`."""
-        self.environment = {**self.setup.env, **env}
-        self.cwd = cwd
-        if os.environ != self.environment:
-            os.environ.clear()
-            os.environ.update(self.environment)
+        """Set what children find beyond the base: `env`, and the directory `cwd`."""
+        self.environment.update(env)
+        self._cwd = cwd
+        for key, value in env.items():
+            os.environ[key] = value
+
+    @property
+    def program(self) -> bytes:
+        """What a fresh interpreter is sent first."""
+        return self.setup.program or fresh.program()
+
+    @property
+    def cwd(self) -> str:
+        """Where children start."""
+        return self._cwd or self.setup.cwd or self.setup.home
 
     def configuration(self) -> bytes:
         """Return the same for an interpreter that is running already (see `interpreter`)."""
@@ -99,7 +116,7 @@ class Nursery:
         `dumpable`: the child belongs to the code, which may trace it. An error is written to the descriptor `failed` as
         `NAME NUL text`. Raises `OSError` when there can be no more processes.
         """
-        pid = self._fork()
+        pid = (self.setup.fork or os.fork)()
         if pid:
             return pid
         try:
@@ -131,11 +148,11 @@ class Nursery:
         return failed
 
     def _reset_signals(self, executes: bool) -> None:
-        # The C module: the enumerations around it would be half of what a child touches before it begins.
         _signal.set_wakeup_fd(-1)
-        for number in (_signal.SIGCHLD, *self._odd_signals, *(_IGNORED if executes else ())):
+        for number in self._reset_to_run if executes else self._reset:
             _signal.signal(number, _signal.SIG_DFL)
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL if executes else _signal.default_int_handler)
+        if not executes:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
     def _take_ids(self) -> None:
@@ -156,7 +173,6 @@ class Nursery:
         os.closerange(start, max(start, self._end_of_fds))
 
 
-@functools.lru_cache(maxsize=None)
 def _odd_signals() -> Tuple[int, ...]:
     """Return the signals whose disposition here is not what a new Python process has.
 
@@ -172,8 +188,6 @@ def _odd_signals() -> Tuple[int, ...]:
 
 def _highest_fd() -> int:
     """Return the highest open descriptor. Later ones get the lowest free number, so they stay within `_SPAN` of it."""
-    if sys.platform.startswith("linux") and sys.version_info >= (3, 10):
-        return _EVERY_FD  # one close_range(2), however many that is
     for path in ("/proc/self/fd", "/dev/fd"):
         try:
             return max(int(name) for name in os.listdir(path))

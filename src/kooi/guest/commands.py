@@ -43,7 +43,7 @@ class Command(Talker):
         family = self.agent.family
         ends = [os.pipe(), os.pipe(), os.pipe(), *([os.pipe()] if fed else [])]
         (out, out_w), (err, err_w), (self._failure, failed) = ends[:3]
-        source, feed = ends[3] if fed else (self.agent.null, -1)
+        source, feed = ends[3] if fed else (self.agent.nursery.null, -1)
         try:
             plan = [(source, 0), (out_w, 1), (err_w, 2)]
             body = lambda: _execute(argv, environment, cwd)  # noqa: E731

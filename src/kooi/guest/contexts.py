@@ -1,8 +1,9 @@
 """The agent's side of contexts: one interpreter each, its output, and the runs that wait for it.
 
 Theory of operation: a context's pipes live as long as the context, so that an interpreter that ended is replaced behind
-them, and what it left behind may still write without harm. A warm interpreter is forked with the code of its first run
-already in memory. What an interpreter says on its control socket is a claim of the code in it: it is parsed with caps,
+them, and what it left behind may still write without harm. The default context's interpreter is started before the
+agent reads its first frame, so that both get ready at once; others are forked with the code of their first run already
+in memory. What an interpreter says on its control socket is a claim of the code in it: it is parsed with caps,
 counts only for the run that is on, and an interpreter that breaks its form is killed.
 """
 
@@ -10,20 +11,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional
 
-from kooi.guest import frames, fresh
+from kooi.guest import frames
 from kooi.guest.answers import Answers, BadAnswer, ended, exited, failed, fitting
-from kooi.guest.channel import Feed, Tap
-from kooi.guest.interpreter import DONE, FAILED, RESULT, WARM, Interpreter, request
+from kooi.guest.channel import Feed, Tap, send_descriptor
+from kooi.guest.hatch import First, Hatched, Pipes, hatch, lay
+from kooi.guest.interpreter import DONE, FAILED, RESULT, WARM, WARM_UP, request
 from kooi.guest.poller import IN
 from kooi.guest.processes import send
-from kooi.guest.reseed import reseed
 from kooi.guest.runs import Run
-from kooi.guest.streams import CONTROL, SPARE_ERR, SPARE_OUT
 
 if TYPE_CHECKING:
     from kooi.guest.agent import Agent
@@ -34,9 +32,9 @@ _READ = 64 * 1024
 
 
 class Context:
-    """One context. Its interpreter is started with the first run, or ahead of it by `warm`."""
+    """One context. `pipes` and `hatched` are given when its interpreter was started ahead of the first run."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, pipes: Optional[Pipes] = None, hatched: Optional[Hatched] = None) -> None:
         self.stale = False
         self._agent = agent
         self._pid = 0
@@ -44,16 +42,17 @@ class Context:
         self._run: Optional[Run] = None
         self._said = False
         self._waiting: Deque[Run] = deque()
-        self._control: Optional[socket.socket] = None
+        self._control = -1
         self._feed: Optional[Feed] = None
         self._answers = Answers()
         self._listening = False
         self._dying = False
         self._status = 0
         self._on_warm: Optional[Callable[[], None]] = None
-        out, self._out = os.pipe()
-        err, self._err = os.pipe()
-        self._taps = (Tap(agent, out, frames.OUT), Tap(agent, err, frames.ERR))
+        self._pipes = pipes or lay()
+        self._taps = (Tap(agent, self._pipes.out, frames.OUT), Tap(agent, self._pipes.err, frames.ERR))
+        if hatched is not None:
+            self._take_over(hatched)
 
     # Runs
 
@@ -80,7 +79,7 @@ class Context:
         try:
             reader = run.open_input()
             if in_memory:
-                self._launch(reader, code=b"".join(run.held))
+                self._launch(reader, (self._count, b"".join(run.held), reader >= 0))
                 self._agent.consumed(run, run.code_bytes)
             else:
                 self._hand_over(run, reader)
@@ -96,23 +95,42 @@ class Context:
         starts = not self._pid
         if starts:
             self._launch(reader)
-        assert self._feed is not None and self._control is not None
         config = self._agent.nursery.configuration() if self.stale else b""
         self.stale = False
-        self._feed.channel = run
         fed = 0 if reader < 0 else 2 if starts else 1
-        self._feed.put(request(self._count, config, run.code_bytes, fed))
+        head = request(self._count, config, run.code_bytes, fed)
         if fed == 1:
-            self._feed.flush()
-            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, reader.to_bytes(4, sys.byteorder))]
-            self._control.sendmsg([b"\0"], passed)
-        self._feed.put(config)
-        self._feed.push(memoryview(b"".join(run.held)))
+            self._send(head)
+            send_descriptor(self._control, reader)
+            head = b""
+        code = b"".join(run.held)
+        self._send(b"".join((head, config, code)), run, len(code))
+
+    def _send(self, data: bytes, run: Optional[Run] = None, credited: int = 0) -> None:
+        """Write to the interpreter, by a feed if it does not take all. The last `credited` bytes are the host's."""
+        feed = self._feed
+        if feed is None:
+            try:
+                sent = os.write(self._control, data)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(data):
+                if run is not None:
+                    self._agent.consumed(run, credited)
+                return
+            feed = self._feed = Feed(self._agent, os.dup(self._control))
+            own = len(data) - credited
+            if sent > own and run is not None:
+                self._agent.consumed(run, sent - own)
+            data, credited = data[sent:], min(credited, len(data) - sent)
+        feed.channel = run
+        feed.put(data[: len(data) - credited])
+        feed.push(memoryview(data)[len(data) - credited :])
 
     def feed(self, code: memoryview) -> None:
         """Pass on code that came after its run had started."""
-        if self._feed is not None:
-            self._feed.push(code)
+        if self._pid:
+            self._send(bytes(code), self._run, len(code))
 
     def release(self, run: Run) -> None:
         """Note that `run` is over; start the next one."""
@@ -154,10 +172,12 @@ class Context:
     # The interpreter
 
     def warm(self, ready: Callable[[], None]) -> None:
-        """Start the interpreter ahead of any run; `ready()` is called when it is warm or has failed."""
+        """Let the interpreter take the page faults of a first run; `ready()` is called when it has, or cannot."""
         self._on_warm = ready
         try:
-            self._launch(-1, warm=True)
+            if not self._pid:
+                self._launch(-1)
+            self._send(WARM_UP)
         except OSError:
             self._warmed()
 
@@ -166,40 +186,19 @@ class Context:
         if ready is not None:
             ready()
 
-    def _launch(self, reader: int, code: Optional[bytes] = None, warm: bool = False) -> None:
+    def _launch(self, reader: int, first: Optional[First] = None) -> None:
         """Start the interpreter, with its first run in memory or without one."""
-        nursery, setup = self._agent.nursery, self._agent.nursery.setup
-        ours, theirs = socket.socketpair()
-        plan = [(theirs.fileno(), CONTROL), (self._out, SPARE_OUT), (self._err, SPARE_ERR)]
-        plan += [(reader if reader >= 0 else self._agent.null, 0), (self._out, 1), (self._err, 2)]
-        try:
-            if setup.fresh:
-                command = fresh.command(setup.python_argv, setup.sys_path, len(self._agent.program), warm)
-                pid = nursery.start(plan, lambda: os.execve(command[0], command, nursery.environment), executes=True)
-            else:
-                pid = nursery.start(plan, lambda: self._live(code, reader >= 0, warm))
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._pid, self._control, self._answers = pid, ours, Answers()
-        ours.setblocking(False)
-        self._feed = Feed(self._agent, os.dup(ours.fileno()))
-        if setup.fresh:
-            self._feed.put(self._agent.program)
-            self._feed.flush()
-        self.listen()
-        self._agent.family.adopt(pid, self._exited)
+        agent = self._agent
+        self._take_over(hatch(agent.nursery, self._pipes, reader if reader >= 0 else agent.nursery.null, first))
+        self.stale = False
+        if agent.nursery.setup.fresh:
+            self._send(agent.nursery.program)
 
-    def _live(self, code: Optional[bytes], fed: bool, warm: bool) -> None:
-        """Be the interpreter. Runs in the child."""
-        setup = self._agent.nursery.setup
-        reseed()
-        interpreter = Interpreter(setup.python_argv, setup.sys_path)
-        if warm:
-            interpreter.warm(True)
-        interpreter.serve(self._count, code, fed)
+    def _take_over(self, hatched: Hatched) -> None:
+        self._pid, self._control = hatched
+        self._answers = Answers()
+        self.listen()
+        self._agent.family.adopt(self._pid, self._exited)
 
     def _exited(self, status: int) -> None:
         """Take the end of the interpreter, after the last it said."""
@@ -207,12 +206,10 @@ class Context:
         while self._listening and self._hear():
             pass
         self._deafen()
-        if self._control is not None:
-            self._control.close()
+        os.close(self._control)
         if self._feed is not None:
             self._feed.close()
-        self._pid, self._control, self._feed = 0, None, None
-        self.stale = False
+        self._pid, self._control, self._feed = 0, -1, None
         self._warmed()
         if self._run is not None and not self._said and not self._dying:
             self._end(self._run, exited(status, self._agent.family.left()))
@@ -221,26 +218,25 @@ class Context:
 
     def listen(self) -> None:
         """Watch the control socket."""
-        if self._control is not None and not self._listening:
+        if self._control >= 0 and not self._listening:
             self._listening = True
-            self._agent.poller.watch(self._control.fileno(), IN, self._ready)
+            self._agent.poller.watch(self._control, IN, self._ready)
 
     def _deafen(self) -> None:
-        if self._listening and self._control is not None:
+        if self._listening:
             self._listening = False
-            self._agent.poller.forget(self._control.fileno())
+            self._agent.poller.forget(self._control)
 
     def _ready(self, events: int) -> None:
         self._hear()
 
     def _hear(self) -> bool:
         """Take what the interpreter says; return whether there may be more."""
-        assert self._control is not None
         if self._run is not None and self._run.backlog >= _BACKLOG:
             self._deafen()
             return False
         try:
-            data = self._control.recv(_READ)
+            data = os.read(self._control, _READ)
         except BlockingIOError:
             return False
         except OSError:

@@ -2,9 +2,9 @@
 
 Theory of operation: paths belong to the code, which may plant links, pipes and devices and may change the tree at any
 moment. So the agent resolves none: this process does, with no more rights than the code has, without waiting for
-anything (`O_NONBLOCK`), and following no link where it writes or walks. It opens a file and passes the descriptor to the agent,
-which moves the bytes. Requests and answers are JSON objects behind a 4-byte length, answered in order. A tree is walked
-with two descriptors however deep it is, stepping up by `..` and checking that this led back.
+anything (`O_NONBLOCK`), and following no link where it writes or walks. It opens a file and passes the descriptor to
+the agent, which moves the bytes. Requests and answers are JSON objects behind a 4-byte length, answered in order. A
+tree is walked with two descriptors however deep it is, stepping up by `..` and checking that this led back.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ read them. An interpreter of another version is given the sources behind them in
 
 from __future__ import annotations
 
+import functools
 import marshal
 import sys
 from importlib.util import find_spec
@@ -23,12 +24,12 @@ while len(b)<{size}:b+=posix.read({control},{size}-len(b))
 n=int.from_bytes(b[:4],'big')
 for k,c in marshal.loads(b[4:n] if sys.hexversion=={version} else b[n:]):
  m=sys.modules[k]=type(sys)(k);exec(c,m.__dict__)
-i=m.Interpreter({argv!r},{path!r})
-{warm}i.serve()"""
+m.Interpreter({argv!r},{path!r}).serve()"""
 
 
+@functools.lru_cache(maxsize=None)
 def program() -> bytes:
-    """Return what a fresh interpreter is sent first. Reads the guest's files; the same for every box."""
+    """Return what a fresh interpreter is sent first, the same for every box. Reads the guest's files, once."""
     compiled: List[Tuple[str, Any]] = []
     sources: List[Tuple[str, Any]] = []
     for name in _MODULES:
@@ -43,7 +44,7 @@ def program() -> bytes:
     return (len(first) + 4).to_bytes(4, "big") + first + marshal.dumps(sources, 2)
 
 
-def command(argv: Sequence[str], sys_path: Sequence[str], size: int, warm: bool) -> List[str]:
+def command(argv: Sequence[str], sys_path: Sequence[str], size: int) -> List[str]:
     """Return the command line of an interpreter that takes a program of `size` bytes from `CONTROL`."""
     boot = _BOOT.format(
         control=CONTROL,
@@ -51,6 +52,5 @@ def command(argv: Sequence[str], sys_path: Sequence[str], size: int, warm: bool)
         version=sys.hexversion,
         argv=tuple(argv[:1]),
         path=tuple(sys_path),
-        warm="i.warm(False);" if warm else "",
     )
     return [*argv, "-I", "-S", "-c", boot]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 HEADER_BYTES = 18
+#: in place of a run's header: take the page faults of a first run
+WARM_UP = b"W" + bytes(HEADER_BYTES - 1)
 #: kinds of answers: a value to display, done, failed with an exception, warmed up
 RESULT, DONE, FAILED, WARM = b"R", b"D", b"E", b"W"
 TEXT_LIMIT = 64 * 1024
@@ -67,12 +69,13 @@ def clip(text: str) -> bytes:
 class Interpreter:
     """The namespace, the streams and the loop of one context. `serve` never returns."""
 
-    def __init__(self, argv: "Sequence[str]", sys_path: "Sequence[str]") -> None:
+    def __init__(self, argv: "Sequence[str]", sys_path: "Sequence[str]", streams: "Optional[Streams]" = None) -> None:
         self._pid = posix.getpid()
         self._futures = 0
         self._heads: "List[bytes]" = []
         self._sources = _Sources()
-        self._streams = Streams()
+        self._streams = streams or Streams()
+        self._streams.install()
         sys.argv = [""]
         if argv:
             sys.executable = argv[0]
@@ -82,11 +85,11 @@ class Interpreter:
         sys.path[:] = ["", *found, *[path for path in sys_path if path not in found]]
         self._namespace = _main_module()
 
-    def serve(self, number: int = 0, code: "Optional[bytes]" = None, stdin: bool = False) -> "NoReturn":
-        """Run `code` if it came along, then what the agent sends."""
+    def serve(self, first: "Optional[Tuple[int, bytes, bool]]" = None) -> "NoReturn":
+        """Run `first` (number, code, whether it has input) if it came along, then what the agent sends."""
         try:
-            if code is not None:
-                self._run(number, code, stdin)
+            if first is not None:
+                self._run(*first)
             while True:
                 self._run(*self._next())
         except EOFError:
@@ -94,13 +97,13 @@ class Interpreter:
         finally:
             posix._exit(70)
 
-    def warm(self, trace: bool) -> None:
-        """Take the page faults of a first run: compile, print into the void, and format a traceback if `trace`."""
+    def _warm(self) -> None:
+        """Take the page faults of a first run: compile, print into the void, format a traceback if that is loaded."""
         out, sys.stdout = sys.stdout, TextIOWrapper(BufferedWriter(FileIO("/dev/null", "w")), "utf-8")
         try:
             self._execute(_WARMING, "<warm>")
         except KeyError as error:
-            if trace:
+            if "traceback" in sys.modules:
                 answer(FAILED, 0, *self._describe(error))
         finally:
             sys.stdout = out
@@ -123,6 +126,9 @@ class Interpreter:
         head = heads.pop()
         if len(head) != HEADER_BYTES:
             raise EOFError
+        if head[:1] == b"W":
+            self._warm()
+            return self._next()
         if head[1] == 1:
             receive_input()
         config = _read(int.from_bytes(head[6:10], "big"))
@@ -346,4 +352,6 @@ def _decode(source: bytes) -> str:
             return decode_source(source)
         except (SyntaxError, UnicodeDecodeError, LookupError):
             pass
-    return source.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    if source[:3] == b"\xef\xbb\xbf":
+        source = source[3:]
+    return source.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")

@@ -26,6 +26,10 @@ class Outbox:
         self._parts: Deque[Part] = deque()
         self.size = 0
 
+    def attach(self, fd: int) -> None:
+        """Write to `fd` from now on."""
+        self._fd = fd
+
     def put(self, *parts: Part) -> None:
         """Queue buffers; they must not change until they are written."""
         for part in parts:

@@ -16,13 +16,8 @@ class Poller:
 
     def __init__(self) -> None:
         self._handlers: Dict[int, Handler] = {}
-        self._poll: Any
-        if hasattr(select, "epoll"):
-            self._poll = select.epoll()
-            self._scale = 1.0
-        else:
-            self._poll = select.poll()
-            self._scale = 1000.0
+        self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._scale = 1.0 if hasattr(select, "epoll") else 1000.0
 
     def watch(self, fd: int, mask: int, handler: Handler) -> None:
         """Call `handler(events)` whenever `fd` is ready for `mask`; replaces what was asked for it before."""

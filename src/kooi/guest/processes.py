@@ -3,7 +3,8 @@
 Theory of operation: the agent is process 1 of its namespace (or a subreaper), so whoever loses his parent becomes a
 child of the agent. `/proc/thread-self/children` lists those children whatever uid they have, so a tree is killed from
 its top: kill the leader and its process group, and what it leaves behind turns up as a new child of the agent, to be
-killed in turn, until nothing new turns up. Where that file does not exist the walk of /proc by parent pid does the same.
+killed in turn, until nothing new turns up. Where that file does not exist, the walk of /proc by parent pid does the
+same.
 """
 
 from __future__ import annotations

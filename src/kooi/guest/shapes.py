@@ -184,6 +184,8 @@ def check_control(value: Dict[str, Any]) -> None:
 def check_open(value: Dict[str, Any]) -> None:
     """Check the host's OPEN."""
     op = value.get("op")
+    if op == "run" and _plain_run(value):
+        return
     rest = {key: each for key, each in value.items() if key != "op"}
     if op == "exec":
         if "argv" in rest:
@@ -195,6 +197,19 @@ def check_open(value: Dict[str, Any]) -> None:
     if fields is None:
         raise FrameError(f"OPEN of an unknown op {str(op)[:64]!r}")
     _require(rest, fields, f"OPEN of {op}")
+
+
+def _plain_run(value: Dict[str, Any]) -> bool:
+    """Return whether this is a run as most are; a short way, for a forked agent pays for every function it touches."""
+    size = value.get("code_bytes")
+    return (
+        len(value) == 5
+        and type(value.get("context")) is str
+        and type(size) is int
+        and 0 <= size <= _MAX_INT
+        and type(value.get("stdin")) is bool
+        and value.get("limits") == {}
+    )
 
 
 def takes_input(fields: Mapping[str, Any]) -> bool:

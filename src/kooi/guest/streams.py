@@ -12,35 +12,43 @@ CONTROL, SPARE_OUT, SPARE_ERR = 63, 62, 61
 
 
 class Streams:
-    """The code's three streams. Whatever the code did to them, each run finds them as they should be."""
+    """The code's three streams. Whatever the code did to them, each run finds them as they should be.
+
+    May be made ahead, in the process that forks: then descriptors 1 and 2 must be pipes there too.
+    """
 
     def __init__(self) -> None:
-        self._pipes = {1: _identity(SPARE_OUT), 2: _identity(SPARE_ERR)}
+        self._fed = False
+        self._pipes: "Tuple[Tuple[int, int], Tuple[int, int]]" = ((0, 0), (0, 0))
         self._renew_output()
         self._renew_input()
-        self._fed = False
+
+    def install(self) -> None:
+        """Become the streams of this process, whose pipes are at their spare numbers too."""
+        self._pipes = _identity(SPARE_OUT), _identity(SPARE_ERR)
+        sys.__stdout__, sys.__stderr__, sys.__stdin__ = self._out, self._err, self._in  # type: ignore[misc]
 
     def _renew_output(self) -> None:
-        self._out = sys.stdout = sys.__stdout__ = text_output(1)  # type: ignore[misc]
-        self._err = sys.stderr = sys.__stderr__ = text_output(2)  # type: ignore[misc]
+        self._out, self._err = _text_output(1), _text_output(2)
 
     def _renew_input(self) -> None:
-        raw = BufferedReader(FileIO(0, "r", False))
-        self._in = sys.stdin = sys.__stdin__ = TextIOWrapper(raw, "utf-8", "surrogateescape")  # type: ignore[misc]
+        self._in = TextIOWrapper(BufferedReader(FileIO(0, "r", False)), "utf-8", "surrogateescape")
 
     def ready(self, fed: bool) -> None:
         """Put descriptors 0 to 2 and their text objects right; `fed` says that input was just planted at 0."""
-        for fd, spare in ((1, SPARE_OUT), (2, SPARE_ERR)):
-            if _identity(fd) != self._pipes[fd]:
-                _replant(spare, fd)
+        out, err = self._pipes
+        if _identity(1) != out:
+            _replant(SPARE_OUT, 1)
+        if _identity(2) != err:
+            _replant(SPARE_ERR, 2)
         if self._out.closed or self._err.closed:
             self._renew_output()
-        sys.stdout, sys.stderr, sys.stdin = self._out, self._err, self._in
         if self._fed and not fed:
             _close_input()
         if fed or self._fed or self._in.closed:
             self._fed = fed
             self._renew_input()
+        sys.stdout, sys.stderr, sys.stdin = self._out, self._err, self._in
 
     def flush(self) -> None:
         """Flush what the code printed: what it put in place of its streams, then the real ones."""
@@ -52,7 +60,23 @@ class Streams:
                     self._renew_output()
 
 
-def text_output(fd: int) -> TextIOWrapper:
+def prepare_streams() -> Streams:
+    """Make the streams of interpreters to come, while descriptors 0 to 2 are what they will be there."""
+    saved = [posix.dup(fd) for fd in range(3)]
+    reader, writer = posix.pipe()
+    null = posix.open("/dev/null", posix.O_RDONLY)
+    try:
+        for fd, source in enumerate((null, writer, writer)):
+            posix.dup2(source, fd)
+        return Streams()
+    finally:
+        for fd, source in enumerate(saved):
+            posix.dup2(source, fd)
+        for fd in (*saved, reader, writer, null):
+            posix.close(fd)
+
+
+def _text_output(fd: int) -> TextIOWrapper:
     return TextIOWrapper(BufferedWriter(FileIO(fd, "w", False)), "utf-8", "backslashreplace", None, True)
 
 

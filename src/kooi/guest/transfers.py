@@ -44,7 +44,12 @@ class Helper:
         self._control, theirs = socket.socketpair()
         home = agent.nursery.setup.home
         try:
-            plan = [(agent.null, 0), (agent.null, 1), (agent.null, 2), (theirs.fileno(), _CONTROL)]
+            plan = [
+                (agent.nursery.null, 0),
+                (agent.nursery.null, 1),
+                (agent.nursery.null, 2),
+                (theirs.fileno(), _CONTROL),
+            ]
             self._pid = agent.nursery.start(plan, lambda: files.serve(_CONTROL, home), dumpable=False)
         except OSError:
             self._control.close()

@@ -23,7 +23,10 @@ _ETC_COPIES = (
     "/etc/ld.so.cache", "/etc/mime.types", "/etc/protocols", "/etc/services", "/etc/localtime", "/etc/timezone",
     "/etc/ssl/openssl.cnf", "/etc/debian_version", "/etc/os-release",
 )  # fmt: skip
-_PASSWD = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+_PASSWD = """root:x:0:0:root:/root:/bin/sh
+user:x:1000:1000:user:/home/user:/bin/sh
+nobody:x:65534:65534:nobody:/:/bin/false
+"""
 _GROUP = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"
 _ETC_TEXTS = {
     "/etc/passwd": _PASSWD,
@@ -40,7 +43,8 @@ WARM_STDLIB = (
     "abc", "base64", "bisect", "collections.abc", "contextlib", "copy", "csv", "dataclasses", "datetime", "enum",
     "functools", "hashlib", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "os.path", "pathlib",
     "random", "re", "selectors", "shutil", "signal", "socket", "statistics", "string", "struct", "subprocess",
-    "tempfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref",
+    "tempfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings",
+    "weakref",
 )  # fmt: skip
 
 

@@ -38,6 +38,11 @@ def unshare(flags: int) -> None:
     syscall(nr("unshare"), flags)
 
 
+def join(fd: int, kind: int) -> None:
+    """Enter the namespace that `fd` means, which must be of `kind` (one of the flags above)."""
+    syscall(nr("setns"), fd, kind)
+
+
 def format_map(entries: IdMap) -> bytes:
     """Return the text of a uid_map or gid_map: inside, outside, count per line."""
     return b"".join(b"%d %d %d\n" % entry for entry in entries)

@@ -21,8 +21,6 @@ from kooi.spawn.ids import IdPairs, subordinate
 from kooi.spawn.journal import Journal
 from kooi.spawn.leases import Leases
 
-# All forks of one zygote share its address layout and hash seed, so none serves for ever.
-ROTATE_AFTER = 20_000
 _TOOLS_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REASON_BYTES = 2000
 _END_SECONDS = 5.0
@@ -61,6 +59,7 @@ class Cells:
         self._loop = loop
         self._owner = owner
         self._journal = journal
+        self._rotate_after: int = config["rotate_after"]
         self.serving: dict[str, Cell] = {}
         self._all: set[Cell] = set()
         self._next: dict[str, Cell] = {}
@@ -82,46 +81,50 @@ class Cells:
 
     def rotate(self, cell: Cell) -> None:
         """Begin to replace a cell that has served long enough; it goes on until the new one is ready."""
-        if cell.served >= ROTATE_AFTER and cell.key not in self._next:
+        if cell.served >= self._rotate_after and cell.key not in self._next:
             successor = self._build(cell.key, cell.plan)
             if successor is not None:
                 self._next[cell.key] = successor
 
     def end(self, cell: Cell, reason: str) -> None:
-        """Kill a cell and all in it."""
+        """Kill a cell and all in it; its ids come back when it is dead."""
         if cell.ended:
             return
         cell.ended = True
         self._loop.forget(cell.control.fileno())
         cell.control.close()
-        if cell.pidfd >= 0:
-            process.signal_pidfd(cell.pidfd, signal.SIGKILL)
-            os.close(cell.pidfd)
-        self._all.discard(cell)
         for table in (self.serving, self._next):
             if table.get(cell.key) is cell:
                 del table[cell.key]
         self._owner.cell_ended(cell, reason)
+        if cell.pidfd < 0:
+            self._dead(cell)
+            return
+        process.signal_pidfd(cell.pidfd, signal.SIGKILL)
+        self._loop.watch(cell.pidfd, lambda: self._dead(cell))
 
-    def free(self, cell: Cell) -> None:
-        """Give the ids of an ended cell back once nothing of it runs any more."""
-        if cell.ended and not cell.boxes and not cell.making and not cell.ready and cell.block is not None:
+    def _dead(self, cell: Cell) -> None:
+        """Its first process is dead, and with that everything: give back what it had."""
+        self._all.discard(cell)
+        if cell.pidfd >= 0:
+            self._loop.forget(cell.pidfd)
+            os.close(cell.pidfd)
+            cell.pidfd = -1
+        if cell.launcher is not None:
+            # It is its zygote already, or ends at once without a socket.
+            cell.launcher.wait()
+        if cell.block is not None:
             cell.block.release()
             self._journal.done(cell.record)
             cell.block = None
 
     def close(self) -> None:
-        """Kill every cell and wait until each is gone, which is the end of all that ran in it."""
+        """Kill every cell and wait until each is dead."""
         for cell in list(self._all):
-            pidfd = os.dup(cell.pidfd) if cell.pidfd >= 0 else -1
             self.end(cell, "closed")
-            if pidfd >= 0:
-                select.select([pidfd], [], [], _END_SECONDS)
-                os.close(pidfd)
-            if cell.block is not None:
-                cell.block.release()
-                self._journal.done(cell.record)
-                cell.block = None
+        for cell in list(self._all):
+            select.select([cell.pidfd], [], [], _END_SECONDS)
+            self._dead(cell)
 
     def _build(self, key: str, plan: dict[str, Any]) -> Cell | None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -129,6 +132,8 @@ class Cells:
         try:
             self._lease(cell)
             cell.launcher = _launch(plan, theirs)
+            if not plan["isolated"]:
+                cell.pidfd = process.open_pidfd(cell.launcher.pid)
             messages.send(ours, plan["build"] if plan["isolated"] else plan["zygote"])
         except (OSError, KooiError) as error:
             ours.close()

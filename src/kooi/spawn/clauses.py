@@ -62,3 +62,8 @@ def open_files_clause(spec: Spec) -> Clause | None:
     if spec.limits.open_files is None:
         return None
     return Clause("open_files", "RLIMIT_NOFILE in each process", "kernel")
+
+
+def unserved_network() -> Clause:
+    """Return the clause of a policy that allows hosts, which no level of this version can let through."""
+    return Clause("network", "allow rules need the egress broker, which this version does not have", "none")

@@ -31,6 +31,8 @@ _CELL_ENV = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
+    # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
+    "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
 }
 
 
@@ -197,6 +199,7 @@ class SpawnerHandle:
         self._cells: dict[str, asyncio.Future[None]] = {}
         self._numbers = 0
         self.alive = True
+        self._crash = ""
         self.reader: cgroup.Reader | None = None
         self._started: asyncio.Future[Mapping[str, Any]] = loop.create_future()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,7 +211,13 @@ class SpawnerHandle:
         )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", boot], pass_fds=fds, stdin=subprocess.DEVNULL, env={}
+                [sys.executable, "-I", "-S", "-B", "-c", boot],
+                pass_fds=fds,
+                env={},
+                # Not ours: whoever reads the caller's output to its end must not wait for the spawner's.
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         finally:
             theirs.close()
@@ -225,15 +234,15 @@ class SpawnerHandle:
         """Send one packet to the spawner, or queue it (with copies of `fds`) while the socket is full."""
         self._outbox.send(head, body, fds)
 
-    async def cell(self, plan: CellPlan) -> str:
-        """Return the key of a running cell for `plan`, starting one if there is none. Raises `SetupFailed`."""
-        key = plan.key
+    async def cell(self, key: str, plan: CellPlan) -> None:
+        """Return when the cell `key`, built as `plan` says, is running; start it if need be. Raises `SetupFailed`."""
         future = self._cells.get(key)
         if future is None:
             future = self._cells[key] = self.loop.create_future()
             self.send({"op": "cell", "cell": key}, _cell_message(plan))
-        await asyncio.shield(future)
-        return key
+        if not future.done():
+            await asyncio.shield(future)
+        future.result()
 
     def open(self, key: str, plan: BoxPlan, encoded: bytes) -> SpawnedBox:
         """Ask for a box in cell `key`; what is written to its stream meanwhile waits there."""
@@ -285,6 +294,8 @@ class SpawnerHandle:
                     future.set_exception(SetupFailed(f"the cell could not be built: {head['failed']}"))
                 else:
                     future.set_result(None)
+        elif "crashed" in head:
+            self._crash = head["crashed"]
         elif "started" in head:
             started = head["started"]
             if started["cgroups"]:
@@ -292,15 +303,16 @@ class SpawnerHandle:
             self._started.set_result(started)
 
     def _lost(self) -> None:
+        reason = f"the spawner ended: {self._crash.strip() or 'no reason given'}"
         self.alive = False
         self.loop.remove_reader(self._socket.fileno())
         if not self._started.done():
-            self._started.set_exception(SetupFailed("the spawner ended before it was ready"))
+            self._started.set_exception(SetupFailed(reason))
         for future in self._cells.values():
             if not future.done():
-                future.set_exception(SetupFailed("the spawner ended"))
+                future.set_exception(SetupFailed(reason))
         for box in list(self.boxes.values()):
-            box.told({"failed": "the spawner ended"})
+            box.told({"failed": reason})
 
     def abandon(self) -> None:
         """Let the spawner go from another loop's thread: it kills everything when our end closes."""
@@ -332,7 +344,7 @@ def _cell_message(plan: CellPlan) -> bytes:
         "namespaces": plan.namespaces,
         "ids": plan.ids,
         "prepare": plan.prepare,
-        "env": dict(plan.env),
+        "guest": plan.guest,
     }
     build = {
         "ids": plan.ids,

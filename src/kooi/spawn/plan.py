@@ -53,8 +53,9 @@ Step = tuple[str, Mapping[str, Any]]
 class CellPlan:
     """How to build one cell, start its zygote and prepare its blanks.
 
-    `ids` is root (a leased range), subuid, single or none. `prepare` are the steps that no spec changes; a blank
-    takes them ahead of any request.
+    `ids` is root (a leased range), subuid, single or none. `guest` is what every agent is told: the fields of the
+    guest's `Setup` that are plain data. `prepare` are the steps that no spec changes; a blank takes them ahead of any
+    request.
     """
 
     isolated: bool
@@ -62,7 +63,7 @@ class CellPlan:
     view: View
     datasets: tuple[tuple[str, str], ...]
     namespaces: tuple[str, ...]
-    env: tuple[tuple[str, str], ...]
+    guest: Mapping[str, Any]
     restrictions: tuple[str, ...]
     prepare: tuple[Step, ...]
 
@@ -74,17 +75,17 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class BoxPlan:
-    """How a blank becomes a box: ordered steps, what the guest is told, and what its control group gets."""
+    """How a blank becomes a box: ordered steps, whether interpreters are new ones, its control group's limits."""
 
     steps: tuple[Step, ...]
-    guest: Mapping[str, Any]
+    fresh: bool
     home: str
     memory_bytes: int | None
     processes: int | None
 
     def encode(self) -> bytes:
         """Return what a blank is sent."""
-        return json.dumps({"steps": self.steps, "guest": self.guest}, separators=(",", ":")).encode()
+        return json.dumps({"steps": self.steps, "fresh": self.fresh}, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
         view=view,
         datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
         namespaces=_JAIL_NAMESPACES,
-        env=_base_env(HOME, "/data"),
+        guest=_guest(view, HOME, "/data", CODE_ID if ids != "single" else None),
         restrictions=restrictions,
         prepare=_jail_prepare(facts),
     )
@@ -145,8 +146,7 @@ def _jail_box(spec: Spec, facts: HostFacts, view: View, ids: str, restrictions: 
     if facts.landlock_abi >= 1:
         steps.append(("landlock", {}))
     steps.append(("seccomp", {"restrictions": restrictions}))
-    guest = _guest(spec, view, HOME, "/data", CODE_ID if ids != "single" else None)
-    return BoxPlan(tuple(steps), guest, HOME, limits.memory_bytes, _with_agent(limits.processes))
+    return BoxPlan(tuple(steps), spec.fresh, HOME, limits.memory_bytes, _with_agent(limits.processes))
 
 
 def _landlock(abi: int) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
         view=view,
         datasets=(),
         namespaces=_PLAIN_NAMESPACES,
-        env=_base_env(home, f"{home}/data"),
+        guest=_guest(view, home, f"{home}/data", None),
         restrictions=(),
         prepare=tuple(prepare),
     )
@@ -187,8 +187,7 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
         ("capabilities", {"keep": ()}),
         ("no_new_privileges", {}),
     )
-    guest = _guest(spec, view, home, f"{home}/data", None)
-    return Plan(cell, BoxPlan(steps, guest, home, limits.memory_bytes, _with_agent(limits.processes)))
+    return Plan(cell, BoxPlan(steps, spec.fresh, home, limits.memory_bytes, _with_agent(limits.processes)))
 
 
 def _with_agent(processes: int | None) -> int | None:
@@ -208,19 +207,13 @@ def _rlimits(spec: Spec, facts: HostFacts, own_count: bool) -> dict[str, Any]:
     return values
 
 
-def _base_env(home: str, data: str) -> tuple[tuple[str, str], ...]:
+def _guest(view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
     path = "/usr/local/bin:/usr/bin:/bin"
-    return (("PATH", path), ("HOME", home), ("LANG", "C.UTF-8"), ("KOOI_DATA", data), ("USER", "user"))
-
-
-def _guest(spec: Spec, view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
-    """Return what the agent is told: the fields of the guest's `Setup` that are plain data."""
     return {
         "home": home,
-        "env": dict(_base_env(home, data)),
+        "env": {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user"},
         "code_uid": code_id,
         "code_gid": code_id,
         "python_argv": (view.python,),
         "sys_path": view.sys_path,
-        "fresh": spec.fresh,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kooi.contract.backend import Availability, HostFacts
 from kooi.contract.spec import Spec
@@ -16,10 +16,20 @@ from kooi.spawn.handle import SpawnedBox, SpawnerHandle
 from kooi.spawn.plan import Plan
 
 UID_BLOCK = 4096
+# All forks of one zygote share its address layout and hash seed, so none serves for ever.
+ROTATE_AFTER = 20_000
 _KEPT_PLANS = 256
 _PROBE_SECONDS = 20.0
 Viewer = Callable[[tuple[str, ...] | None], View]
 Planner = Callable[[Spec, HostFacts, View], Plan]
+
+
+class Compiled(NamedTuple):
+    """A plan, its cell's key, and its box half as a blank gets it."""
+
+    plan: Plan
+    key: str
+    encoded: bytes
 
 
 class Service:
@@ -31,27 +41,28 @@ class Service:
         self._view = view
         self._settings: Settings | None = None
         self._handles: dict[asyncio.AbstractEventLoop, SpawnerHandle] = {}
-        self._plans: dict[Spec, tuple[Plan, bytes]] = {}
+        self._plans: dict[Spec, Compiled] = {}
         self._pid = os.getpid()
 
-    def plan(self, spec: Spec, facts: HostFacts) -> tuple[Plan, bytes]:
-        """Return the plan of a spec and its encoded box half; kept."""
+    def plan(self, spec: Spec, facts: HostFacts) -> Compiled:
+        """Return the plan of a spec, with what every open needs of it worked out; kept."""
         known = self._plans.get(spec)
         if known is None:
             if len(self._plans) >= _KEPT_PLANS:
                 self._plans.clear()
             plan = self._planner(spec, facts, self._view(spec.preload))
-            known = self._plans[spec] = plan, plan.box.encode()
+            known = self._plans[spec] = Compiled(plan, plan.cell.key, plan.box.encode())
         return known
 
     async def open(self, spec: Spec, facts: HostFacts) -> SpawnedBox:
         """Ask for a box; it may not be there yet when this returns. Raises `SetupFailed`."""
-        plan, encoded = self.plan(spec, facts)
+        compiled = self.plan(spec, facts)
+        cell, box = compiled.plan.cell, compiled.plan.box
         if spec.policy.datasets:
-            datasets.check(spec.policy.datasets, own_ids=plan.cell.ids in ("root", "subuid"))
+            datasets.check(spec.policy.datasets, own_ids=cell.ids in ("root", "subuid"))
         handle = self.handle()
-        key = await handle.cell(plan.cell)
-        return handle.open(key, plan.box, encoded)
+        await handle.cell(compiled.key, cell)
+        return handle.open(compiled.key, box, compiled.encoded)
 
     async def prove(self, spec: Spec, facts: HostFacts) -> Availability:
         """Say whether a box starts here, by starting one and waiting for its guest's first word."""
@@ -100,6 +111,7 @@ class Service:
             "uid_count": settings.uid_count,
             "uid_block": UID_BLOCK,
             "blanks_ready": settings.blanks_ready,
+            "rotate_after": ROTATE_AFTER,
         }
 
 

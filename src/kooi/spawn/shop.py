@@ -20,6 +20,7 @@ _CODE_INSIDE = 1000
 # A zygote's queue holds about ten packets; it never gets more than it can take at once.
 _MAKING = 8
 _FAILURES = 3
+_WORDS_BYTES = 2000
 
 
 class Shop:
@@ -63,9 +64,12 @@ class Shop:
 
     def cell_ended(self, cell: Cell, reason: str) -> None:
         """Let go of its blanks, and tell the host about boxes that never came. Its boxes report their own end."""
-        for entry in [*cell.making.values(), *cell.ready]:
+        for entry in [*cell.making.values(), *cell.ready, *cell.boxes]:
             if entry.pidfd < 0:
                 self._discard(entry)
+            else:
+                # Where the zygote is not the first process of a pid namespace, its end is not theirs.
+                process.signal_pidfd(entry.pidfd, signal.SIGKILL)
         for request in cell.waiting:
             os.close(request.stream)
             self._loop.tell_host({"box": request.box, "failed": reason})
@@ -188,13 +192,10 @@ class Shop:
 
     def _hear(self, entry: Entry) -> None:
         """A blank says only why it could not become a box; that it could is the end of its control socket."""
-        try:
-            data = entry.control.recv(4096)
-        except OSError:
-            data = b""
+        said = _last_words(entry)
         self._loop.forget(entry.control.fileno())
-        if data:
-            self._loop.tell_host({"box": entry.box, "failed": data[:2000].decode("utf-8", "replace")})
+        if said:
+            self._loop.tell_host({"box": entry.box, "failed": said})
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
 
     def _kill(self, box: int) -> None:
@@ -231,32 +232,25 @@ class Shop:
 
     def _gone(self, entry: Entry) -> None:
         """All processes of a blank or box are dead: report it and give back what it had."""
-        final: dict[str, Any] = {}
+        cell, said = entry.cell, _last_words(entry)
         if entry.box is None:
-            if not entry.cell.ended:
-                self._blank_failed(entry)
+            self._discard(entry)
+            if not cell.ended:
+                self._blank_failed(cell, said)
         else:
             final = entry.slot.final() if entry.slot is not None else self.watchdog.remove(entry)
-        self._discard(entry)
-        cell = entry.cell
-        if entry.box is not None:
+            self._discard(entry)
             del self._boxes[entry.box]
             cell.boxes.discard(entry)
-            self._loop.tell_host({"box": entry.box, "exited": final})
+            self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
         self._refill(cell)
         self._cells.retire(cell)
-        self._cells.free(cell)
 
-    def _blank_failed(self, entry: Entry) -> None:
+    def _blank_failed(self, cell: Cell, said: str) -> None:
         """Give a cell up whose blanks die one after the other, rather than make them for ever."""
-        entry.control.setblocking(False)
-        try:
-            said = entry.control.recv(4096).decode("utf-8", "replace")
-        except OSError:
-            said = ""
-        entry.cell.failures += 1
-        if entry.cell.failures >= _FAILURES:
-            self._cells.end(entry.cell, f"its blanks die before use: {said[:2000] or 'no reason given'}")
+        cell.failures += 1
+        if cell.failures >= _FAILURES:
+            self._cells.end(cell, f"its blanks die before use: {said or 'no reason given'}")
 
     def _discard(self, entry: Entry) -> None:
         cell = entry.cell
@@ -275,3 +269,12 @@ class Shop:
         if entry.pair is not None and cell.ids is not None:
             cell.ids.give_back(entry.pair)
             entry.pair = None
+
+
+def _last_words(entry: Entry) -> str:
+    """Return why a blank could not go on, if it said so."""
+    entry.control.setblocking(False)
+    try:
+        return entry.control.recv(_WORDS_BYTES)[:_WORDS_BYTES].decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -19,6 +19,7 @@ import os
 import select
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from kooi.spawn.reaper import reap
 from kooi.spawn.shop import Shop
 
 Handler = Callable[[], None]
+_CRASH_CHARACTERS = 4000
 
 
 class Spawner:
@@ -73,25 +75,30 @@ class Spawner:
         """Serve until the owner goes away; then kill and clean up everything."""
         try:
             while True:
-                timeout = self._shop.watchdog.seconds() if self._shop else None
-                for fd, events in self._poll.poll(timeout):
-                    if events & select.EPOLLOUT:
-                        self._outbox.flush()
-                    if not events & ~select.EPOLLOUT:
-                        continue
-                    handler = self._handlers.get(fd)
-                    if handler is not None:
-                        handler()
-                if self._shop:
-                    self._shop.watchdog.tick()
+                self._turn()
         except _OwnerGone:
             pass
+        except BaseException:
+            self.tell_host({"crashed": traceback.format_exc()[-_CRASH_CHARACTERS:]})
+            raise
         finally:
             self._closing = True
             if self._shop:
                 self._shop.close()
             if self._journal:
                 self._journal.close()
+
+    def _turn(self) -> None:
+        timeout = self._shop.watchdog.seconds() if self._shop else None
+        ready = [(fd, events, self._handlers.get(fd)) for fd, events in self._poll.poll(timeout)]
+        for fd, events, handler in ready:
+            if events & select.EPOLLOUT:
+                self._outbox.flush()
+            # A handler before this one may have closed the descriptor, and its number may mean something else by now.
+            if events & ~select.EPOLLOUT and handler is not None and self._handlers.get(fd) is handler:
+                handler()
+        if self._shop:
+            self._shop.watchdog.tick()
 
     def _owner_gone(self) -> None:
         raise _OwnerGone

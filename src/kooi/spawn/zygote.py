@@ -25,9 +25,9 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NoReturn, Sequence, Tuple
 
-from kooi.guest import agent, children, fresh
+from kooi.guest import agent, fresh
 from kooi.linux import caps, namespaces, process, seccomp
 from kooi.spawn import confine
 
@@ -78,10 +78,6 @@ def _warm(config: Mapping[str, Any]) -> None:
         raise ImportError("preload: " + ", ".join(failed))
     seccomp.program(*config["restrictions"])
     _rehearse()
-    children.look_ahead()
-    # What every box begins with, so that an agent finds its environment as it should be.
-    os.environ.clear()
-    os.environ.update(config["env"])
     del own
     gc.collect()
     gc.freeze()
@@ -103,10 +99,8 @@ class _Zygote:
             self._flags |= _FLAGS[name]
         self._ids: str = config["ids"]
         self._prepare: Sequence[Any] = config["prepare"]
-        # The agent's own program for new interpreters, read while our files are in sight.
-        self._program = fresh.program()
-        # The C library's fork with its own hooks, without Python's; the interpreter stays locked across it.
-        self._fork: Callable[[], int] = ctypes.PyDLL(None).fork
+        self._setup = _setup(config["guest"])
+        agent.prepare(self._setup)
 
     def serve_one(self) -> None:
         """Handle one message: fork one blank. The spawner's end closing is the end of the cell."""
@@ -126,7 +120,7 @@ class _Zygote:
         pid, pidfd = namespaces.fork_into(self._flags)
         if pid == 0:
             try:
-                _blank(blank_fd, self._ids, self._prepare, self._program, self._fork)
+                _blank(blank_fd, self._ids, self._prepare, self._setup)
             finally:
                 os._exit(70)
         try:
@@ -147,7 +141,21 @@ class _Zygote:
             namespaces.write_maps(pid, entries, entries)
 
 
-def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes, fork: Callable[[], int]) -> None:
+def _setup(guest: Mapping[str, Any]) -> agent.Setup:
+    """Return what every agent of this cell is told; a box only adds whether its interpreters are new ones."""
+    values: Dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in guest.items()}
+    return agent.Setup(
+        # Code with an id of its own loses its capabilities with the agent's id.
+        confine_code=caps.set_caps if guest["code_uid"] is None else None,
+        # The agent's own program for new interpreters, read while our files are in sight.
+        program=fresh.program(),
+        # The C library's fork with its own hooks, without Python's; the interpreter stays locked across it.
+        fork=ctypes.PyDLL(None).fork,
+        **values,
+    )
+
+
+def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], setup: agent.Setup) -> None:
     """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
     process.close_all_but((0, 1, 2, blank_fd))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -173,12 +181,8 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], program: bytes, fork
             return
         plan = json.loads(data)
         confinement.carry_out(plan["steps"])
-        guest: Dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in plan["guest"].items()
-        }
-        # Code with an id of its own loses its capabilities with the agent's id.
-        confine_code = caps.set_caps if guest["code_uid"] is None else None
-        setup = agent.Setup(confine_code=confine_code, program=program, fork=fork, **guest)
+        if plan["fresh"]:
+            setup = setup._replace(fresh=True)
     except BaseException as error:
         control.send(json.dumps({"failed": str(error)}).encode())
         return

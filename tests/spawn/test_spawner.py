@@ -1,0 +1,180 @@
+"""The spawner's own promises: boxes end, slots and ids come back, cells are replaced, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kooi.contract.errors import InvalidPolicy, SetupFailed
+from kooi.contract.limits import Limits
+from kooi.contract.policy import Dataset, Policy
+from kooi.contract.spec import Spec
+from kooi.spawn import datasets
+from tests.spawn.conftest import Workshop, end, output
+from tests.spawn.test_zygote_security import zygotes
+
+InWorkshop = Callable[..., Any]
+
+
+def groups(workshop: Workshop) -> list[Path]:
+    """Return the control groups of the workshop's tree."""
+    started = workshop.handle._started.result()
+    paths = started["paths"].values() if started["cgroups"] else ()
+    return [group for path in paths for group in Path(path).glob("box-*")]
+
+
+def test_kill_ends_what_ignores_signals_and_daemonises(in_workshop: InWorkshop) -> None:
+    code = """
+import os, signal, time
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+for _ in range(5):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(0)
+print("ready")
+"""
+
+    async def work(workshop: Workshop) -> None:
+        box = await workshop.box()
+        assert "ready" in await output(box, code)
+        pidfds = [os.pidfd_open(box.pid)]
+        before = time.monotonic()
+        await box.kill()
+        assert time.monotonic() - before < 5
+        await box.kill()
+        with pytest.raises(ProcessLookupError):
+            signal.pidfd_send_signal(pidfds[0], 0)
+        os.close(pidfds[0])
+        box.stream.close()
+
+    in_workshop(work)
+
+
+def test_slots_and_ids_are_used_again(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        for _ in range(5):
+            await workshop.run("print(1)")
+        first = len(groups(workshop))
+        for _ in range(40):
+            await workshop.run("print(1)")
+        assert len(groups(workshop)) <= first + 6, "slots pile up"
+
+    in_workshop(work)
+
+
+def test_a_cell_is_replaced_while_it_serves(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        await workshop.run("print(1)")
+        old = zygotes(workshop)
+        keeper = await workshop.box()
+        for _ in range(12):
+            assert await workshop.run("print(1)") == "1\n"
+        for _ in range(100):
+            if len(zygotes(workshop)) > 1 and await workshop.run("print(2)") == "2\n":
+                break
+            await asyncio.sleep(0.05)
+        assert set(zygotes(workshop)) - set(old), "no new zygote took over"
+        assert await output(keeper, "print(3)") == "3\n", "a box of the old cell must go on"
+        await end(keeper)
+
+    in_workshop(work, rotate_after=5)
+
+
+def test_a_preload_that_fails_says_why(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        with pytest.raises(SetupFailed, match="no_such_module"):
+            await workshop.box(workshop.plan(Spec(preload=("no_such_module",))))
+        assert await workshop.run("print(1)") == "1\n"
+
+    in_workshop(work)
+
+
+def test_a_step_that_fails_starts_nothing(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> str:
+        plan = workshop.plan()
+        steps = tuple(("seccomp", {"restrictions": ("no such",)}) if name == "seccomp" else (name, args)
+                      for name, args in plan.box.steps)  # fmt: skip
+        broken = dataclasses.replace(plan, box=dataclasses.replace(plan.box, steps=steps))
+        box = await workshop.box(broken)
+        events = [event async for event in box.events()]
+        box.stream.close()
+        assert await workshop.run("print(1)") == "1\n", "the next box must not suffer"
+        assert [event.kind for event in events] == ["failed"]
+        return events[0].detail
+
+    assert "seccomp" in in_workshop(work)
+
+
+def test_blanks_that_die_do_not_spin(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        plan = workshop.plan()
+        broken = dataclasses.replace(plan.cell, prepare=(("no such verb", {}),))
+        key = broken.key
+        await workshop.handle.cell(key, broken)
+        box = workshop.handle.open(key, plan.box, plan.box.encode())
+        events = [event async for event in box.events()]
+        box.stream.close()
+        assert events[-1].kind == "failed" and "no such verb" in events[-1].detail
+
+    in_workshop(work)
+
+
+def test_datasets_are_there_and_read_only(in_workshop: InWorkshop, tmp_path: Path) -> None:
+    source = tmp_path / "sales"
+    source.mkdir(mode=0o755)
+    for parent in source.parents:
+        if os.stat(parent).st_uid == os.geteuid() and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    (source / "a.csv").write_text("x\n1\n")
+    (source / "a.csv").chmod(0o644)
+    spec = Spec(policy=Policy(datasets=(Dataset("sales", str(source)),)))
+
+    async def work(workshop: Workshop) -> str:
+        plan = workshop.plan(spec)
+        assert await workshop.run("print(open('/data/sales/a.csv').read())", plan) == "x\n1\n\n"
+        return await workshop.run("open('/data/sales/b','w')", plan)
+
+    refused = in_workshop(work)
+    assert "Read-only file system" in refused or "Permission denied" in refused
+    assert not (source / "b").exists()
+
+
+@pytest.mark.parametrize("kind", ["missing", "symlink", "fifo"])
+def test_a_dataset_that_is_no_data_is_refused(tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "thing"
+    if kind == "symlink":
+        source.symlink_to("/etc")
+    elif kind == "fifo":
+        os.mkfifo(source)
+    with pytest.raises(InvalidPolicy, match="thing"):
+        datasets.check((Dataset("thing", str(source)),), own_ids=False)
+
+
+def test_limits_are_read_back_from_the_group(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        if not (await workshop.handle.started())["cgroups"]:
+            pytest.skip("this host gives this user no control groups")
+        box = await workshop.box(workshop.plan(Spec(limits=Limits(memory_bytes=64 << 20, processes=7))))
+        await output(box, "pass")
+        assert box._group is not None
+        paths = box._group.paths
+        if "memory" in paths:
+            assert Path(paths["memory"], "memory.limit_in_bytes").read_text().strip() == str(64 << 20)
+            assert Path(paths["pids"], "pids.max").read_text().strip() == "9"
+        else:
+            assert Path(paths["unified"], "memory.max").read_text().strip() == str(64 << 20)
+        await end(box)
+
+    in_workshop(work)
