@@ -18,7 +18,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar. `figure` is `None` when something it needs was not measured."""
+    """One bar. `figure` is `None` when something was not measured."""
 
     name: str
     text: str
@@ -126,6 +126,29 @@ BARS: tuple[Bar, ...] = (
 )  # fmt: skip
 
 
+# What a bar needs beside the baselines: the part whose absence explains why it was not measured.
+_NEEDS = {
+    "jail-user": "jail_user_first",
+    "pool-hit": "pool_hit",
+    "pandas": "jail_pandas_first",
+    "fresh-adds": "bubblewrap",
+    "per-second": "throughput",
+    "per-second-pandas": "throughput",
+    "100-at-once": "at-once",
+    "density": "density",
+    "thousandth": "thousandth",
+    "stdout": "streams",
+    "file-in": "streams",
+    "file-out": "streams",
+    "inside-loop": "inside_loop",
+    "inside-matmul": "inside_matmul",
+    "inside-getppid": "inside_getppid",
+    "inside-open": "inside_open_read_close",
+    "inside-imports": "inside_imports",
+    "inside-fork": "inside_fork",
+}
+
+
 def rows(results: Results) -> list[Row]:
     """Return every bar with what was measured, whether it is met, and why it was not measured."""
     return [_row(bar, results) for bar in BARS]
@@ -134,7 +157,7 @@ def rows(results: Results) -> list[Row]:
 def _row(bar: Bar, results: Results) -> Row:
     value = bar.figure(results)
     if value is None:
-        reason = "not measured in this run"
+        reason = results.absent.get(_NEEDS.get(bar.name, ""), "not measured in this run")
         return Row(bar.name, bar.text, None, bar.required, bar.aim, bar.better, None, None, reason)
     aim_met = None if bar.aim is None else bar.met(value, bar.aim)
     return Row(bar.name, bar.text, value, bar.required, bar.aim, bar.better, bar.met(value, bar.required), aim_met)

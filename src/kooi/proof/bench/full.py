@@ -19,7 +19,7 @@ from kooi.proof.bench.interleave import Measure, interleave
 from kooi.proof.bench.machine import wait_until_idle
 from kooi.proof.bench.plan import Rounds
 from kooi.proof.bench.results import Results
-from kooi.proof.bench.worker import Worker
+from kooi.proof.bench.worker import Account, Worker
 
 METHOD = (
     "All series of the interleaved part are taken in turns, A-B-A-B, in one run, after 2 warm-ups each, "
@@ -126,10 +126,13 @@ async def _ordinary_user(
         results.absent[name] = "this run is an ordinary user's already: compare with a run as root"
         yield []
         return
-    account = _account(options.account)
+    user = _account(options.account)
     home = Path(tempfile.mkdtemp(prefix="kooi-bench-"))
-    os.chown(home, account.pw_uid, account.pw_gid)
-    worker = Worker("jail", account=(account.pw_uid, account.pw_gid, str(home)))
+    # This checkout and its environment may be where another user cannot go.
+    shutil.copytree(Path(__file__).parents[2], home / "kooi", ignore=shutil.ignore_patterns("__pycache__"))
+    os.chown(home, user.pw_uid, user.pw_gid)
+    account = Account(user.pw_uid, user.pw_gid, str(home), baseline.interpreters().bare)
+    worker = Worker("jail", account=account)
 
     async def once() -> Mapping[str, float]:
         return {name: await worker.once()}

@@ -47,7 +47,7 @@ def classic_json(lines: list[classic.Line]) -> dict[str, Any]:
 def bar_cells(row: Row) -> tuple[str, str, str, str, str]:
     """Return a bar as text: what, measured, required, aim, met."""
     sign = "<=" if row.better == "lower" else ">="
-    met = "not measured" if row.met is None else "met" if row.met else "NOT MET"
+    met = str(row.reason) if row.met is None else "met" if row.met else "NOT MET"
     if row.aim_met:
         met = "met, aim too"
     aim = "" if row.aim is None else f"{sign} {row.aim:g}"

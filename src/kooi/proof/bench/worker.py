@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,24 @@ POOL_SIZE = 8
 _PATIENCE_SECONDS = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user to become: ids, a home that holds a copy of this package, and an interpreter this user may execute."""
+
+    uid: int
+    gid: int
+    home: str
+    python: str
+
+
 class Worker:
-    """The host's side of a worker. `account` is a user to become, with that user's home as its own."""
+    """The host's side of a worker. `account` is a user to become, for whom the package was copied into `home`."""
 
     def __init__(
         self,
         kind: str,
         argv: Sequence[str] = (),
-        account: tuple[int, int, str] | None = None,
+        account: Account | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._kind = kind
@@ -41,15 +52,15 @@ class Worker:
 
     async def start(self) -> None:
         """Start it."""
-        root = str(Path(__file__).parents[3])
-        env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": root, "LC_ALL": "C.UTF-8", **self._env}
+        python, root = sys.executable, str(Path(__file__).parents[3])
         become: dict[str, Any] = {}
+        home = {}
         if self._account is not None:
-            uid, gid, home = self._account
-            env["HOME"] = home
-            become = {"user": uid, "group": gid, "extra_groups": []}
+            python, root, home = self._account.python, self._account.home, {"HOME": self._account.home}
+            become = {"user": self._account.uid, "group": self._account.gid, "extra_groups": []}
+        env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": root, "LC_ALL": "C.UTF-8", **home, **self._env}
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kooi.proof.bench.worker", self._kind, *self._argv,
+            python, "-m", "kooi.proof.bench.worker", self._kind, *self._argv,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=env, cwd="/", **become,
         )  # fmt: skip
 
