@@ -13,9 +13,10 @@ import _signal  # type: ignore[import-not-found]  # see `children`
 import fcntl
 import gc
 import os
+import signal
 import sys
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 from kooi.guest import frames, shapes
 from kooi.guest.channel import Channel
@@ -24,13 +25,15 @@ from kooi.guest.commands import Command
 from kooi.guest.contexts import Context
 from kooi.guest.frames import CHUNK, LATE_OPENS, MAX_CHANNELS, SCRATCH_BYTES, FrameError, Parser
 from kooi.guest.hatch import Hatched, Pipes, hatch, lay
+from kooi.guest.interpreter import WARM_UP
 from kooi.guest.outbox import Outbox
 from kooi.guest.poller import IN, OUT, Poller
 from kooi.guest.processes import Family
+from kooi.guest.rehearsal import rehearse
 from kooi.guest.runs import Run
 from kooi.guest.transfers import Errand, Helper, Listing, Read, Write
 
-__all__ = ["Agent", "Setup", "prepare", "serve"]
+__all__ = ["Agent", "Ahead", "Setup", "hatch_ahead", "prepare", "serve"]
 
 _HIGH = 256 * 1024
 _SWEEP_SECONDS = 0.002
@@ -83,24 +86,48 @@ class Agent:
 
     # The loop
 
+    def settle(self, pipes: Optional[Pipes] = None, hatched: Optional[Hatched] = None) -> None:
+        """Take what belongs to this process alone. The default context's interpreter may be there already."""
+        self.poller = Poller()
+        self.family = Family(hidden=self.nursery.setup.code_uid is not None)
+        self._contexts[""] = Context(self, pipes, hatched)
+        self._watch_children()
+
     def connect(self, read_fd: int, write_fd: int) -> None:
-        """Take the stream, and what else belongs to this process alone."""
+        """Take the stream."""
         os.set_blocking(read_fd, False)
         if write_fd != read_fd:
             os.set_blocking(write_fd, False)
         self._read_fd, self._write_fd = read_fd, write_fd
         self._outbox.attach(write_fd)
-        self.poller = Poller()
-        self.family = Family(hidden=self.nursery.setup.code_uid is not None)
 
-    def serve(self, pipes: Optional[Pipes], hatched: Optional[Hatched]) -> NoReturn:
-        """Serve until the host goes; raise what ended it. The default context's interpreter may be there already."""
-        default = self._contexts[""] = Context(self, pipes, hatched)
+    def play(self, fd: int, name: str, context: Context) -> None:
+        """Take a stream and a context that are not real (see `rehearsal`)."""
+        self.connect(fd, fd)
+        self._contexts[name] = context
+        self.poller.watch(fd, IN, self._stream_ready)
+
+    def turn(self) -> None:
+        """Do what is there to do now."""
+        self.poller.wait(0)
+        self._flush()
+
+    def forget(self, fd: int, name: str, pid: int) -> None:
+        """Be as before `play`."""
+        self.poller.forget(fd)
+        self.family.disown(pid)
+        del self._contexts[name]
+        self._channels.clear()
+        self._outbox.clear()
+        self._last_opened = -1
+        self._greeted = False
+
+    def serve(self) -> NoReturn:
+        """Serve until the host goes; raise what ended it."""
         self._read()
-        self._watch_children()
         self.poller.watch(self._read_fd, IN, self._stream_ready)
         if self._last_opened < 0:
-            default.warm(self._greet)
+            self._contexts[""].warm(self._greet)
         self.family.reap()
         while True:
             self._flush()
@@ -311,23 +338,58 @@ def _hatch_early(nursery: Nursery) -> Tuple[Optional[Pipes], Optional[Hatched]]:
         return pipes, None
 
 
-def serve(stream_fd: int, setup: Setup) -> NoReturn:
+class Ahead(NamedTuple):
+    """An agent that has its first interpreter before it is confined itself."""
+
+    agent: Agent
+    interpreter: int
+
+
+def hatch_ahead(setup: Setup, seal: Callable[[], None]) -> Ahead:
+    """Start the default context's interpreter, confined by `seal`, and warm it, before it is known what for.
+
+    Everything an agent needs for that is made too. For the process that will `serve` with the result. Raises `OSError`.
+    """
+    ready = prepare(setup)
+    nursery = ready.nursery
+    nursery.null = _null()
+    pipes = lay()
+    nursery.setup = setup._replace(confine_code=seal)
+    hatched = hatch(nursery, pipes, nursery.null)
+    nursery.setup = setup
+    os.write(hatched.control, WARM_UP)
+    ready.settle(pipes, hatched)
+    rehearse(ready)
+    return Ahead(ready, hatched.pid)
+
+
+def _from_nothing(setup: Setup) -> Agent:
+    """Return an agent that has done nothing ahead but what its parent did for it."""
+    ready = prepare(setup)
+    ready.nursery.null = _null()
+    early = (None, None) if setup.fresh else _hatch_early(ready.nursery)
+    ready.settle(*early)
+    return ready
+
+
+def serve(stream_fd: int, setup: Setup, ahead: Optional[Ahead] = None) -> NoReturn:
     """Serve the host on `stream_fd` until it goes, then kill everything and exit. Never returns.
 
     Call it in a process of its own, single-threaded, that is confined and not dumpable already. Signals, descriptors 0
-    to 2, the environment and the collector of this process are changed.
+    to 2, the environment and the collector of this process are changed. With `setup.fresh` what was hatched `ahead` is
+    of no use and is killed.
     """
     agent = None
     try:
         gc.freeze()
-        ready = prepare(setup)
-        null = ready.nursery.null = _null()
+        if ahead is not None and setup.fresh:
+            _discard(ahead)
+            ahead = None
+        agent = _from_nothing(setup) if ahead is None else ahead.agent
+        null = agent.nursery.null
         read_fd = _above(stream_fd, null)
-        write_fd = read_fd if setup.write_fd < 0 else _above(setup.write_fd, null)
-        early = (None, None) if setup.fresh else _hatch_early(ready.nursery)
-        ready.connect(read_fd, write_fd)
-        agent = ready
-        agent.serve(*early)
+        agent.connect(read_fd, read_fd if setup.write_fd < 0 else _above(setup.write_fd, null))
+        agent.serve()
     except StreamEnded:
         pass
     except BaseException as error:
@@ -338,3 +400,12 @@ def serve(stream_fd: int, setup: Setup) -> NoReturn:
                 agent.family.kill_all()
         finally:
             os._exit(1)
+
+
+def _discard(ahead: Ahead) -> None:
+    """End what was hatched ahead; its descriptors close with the next agent's children, which inherit none."""
+    global _prepared
+    os.kill(ahead.interpreter, signal.SIGKILL)
+    os.waitpid(ahead.interpreter, 0)
+    _signal.set_wakeup_fd(-1)
+    _prepared = None

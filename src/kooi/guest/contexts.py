@@ -160,6 +160,12 @@ class Context:
             self._dying = True
             self._agent.family.kill(self._pid, self._killed)
 
+    def close(self) -> None:
+        """Listen to nothing any more, and close what it listened to but the control socket."""
+        self._deafen()
+        for tap in self._taps:
+            tap.close()
+
     def _killed(self) -> None:
         self._dying = False
         run = self._run

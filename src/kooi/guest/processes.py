@@ -49,6 +49,10 @@ class Family:
         """Know `pid`, a new child; `reaped(status)` is called when it has ended."""
         self._known[pid] = reaped
 
+    def disown(self, pid: int) -> None:
+        """Know `pid` no more."""
+        self._known.pop(pid, None)
+
     def reap(self) -> None:
         """Reap every child that has ended, strays too, and carry on with the trees that are being killed."""
         while True:

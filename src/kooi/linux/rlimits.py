@@ -68,6 +68,12 @@ def apply(limits: Table) -> None:
             resource.setrlimit(kind, (hard, hard))
 
 
+def apply_to(pid: int, limits: Table) -> None:
+    """Set soft and hard of each limit of another process. Needs its ids or CAP_SYS_RESOURCE over them; `OSError`."""
+    for kind, value in limits:
+        resource.prlimit(pid, kind, (value, value))
+
+
 def report(pid: int = 0) -> Dict[str, Tuple[Optional[int], Optional[int]]]:
     """Return (soft, hard) of every limit of a process (default: this one); None means no limit. Raises `OSError`."""
     found = {}

@@ -29,6 +29,8 @@ class Confinement:
     """The verbs, and what one of them leaves for a later one."""
 
     def __init__(self) -> None:
+        #: another process of this box, whose limits are set with ours; 0 for none
+        self.companion = 0
         self._ruleset: landlock.Ruleset | None = None
         self._verbs: dict[str, Callable[..., None]] = {
             "workspace": workspace,
@@ -40,7 +42,7 @@ class Confinement:
             "private_home": private_home,
             "home_quota": home_quota,
             "data_links": data_links,
-            "rlimits": set_rlimits,
+            "rlimits": self._rlimits,
             "capabilities": capabilities,
             "no_new_privileges": process.no_new_privileges,
             "landlock_rules": self._landlock_rules,
@@ -55,6 +57,13 @@ class Confinement:
                 self._verbs[name](**arguments)
             except BaseException as error:
                 raise StepFailed(name, error) from error
+
+    def _rlimits(self, **values: "int | None") -> None:
+        """Set per-process limits, hard and soft; without any, those that every box gets."""
+        table = rlimits.table(values or rlimits.BASE)
+        rlimits.apply(table)
+        if self.companion:
+            rlimits.apply_to(self.companion, table)
 
     def _landlock_rules(self, clauses: Sequence[str], allow: Sequence[Sequence[Any]]) -> None:
         """Collect what is allowed while opening paths is still cheap; nothing is restricted yet."""
@@ -132,11 +141,6 @@ def data_links(path: str, sources: Mapping[str, str]) -> None:
         os.mkdir(path)
     for name, source in sources.items():
         os.symlink(source, path + "/" + name)
-
-
-def set_rlimits(**values: int | None) -> None:
-    """Set per-process limits, hard and soft; without any, those that every box gets."""
-    rlimits.apply(rlimits.table(values or rlimits.BASE))
 
 
 def capabilities(keep: Sequence[str]) -> None:

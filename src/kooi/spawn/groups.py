@@ -21,24 +21,38 @@ from kooi.spawn.journal import Journal
 
 # A slot whose last box left more than this charged (page cache, kernel memory) is removed instead of used again.
 _LEFTOVER_BYTES = 4 * 1024 * 1024
+# What a blank needs to get ready, and more.
+_READYING_BYTES = 64 * 1024 * 1024
+_READYING = 8
 
 
 class Slot:
     """A control group, and where its counters stood when the present box got it."""
 
-    __slots__ = ("cpu_ns", "group", "oom", "pids", "pids_peak")
+    __slots__ = ("_limits", "cpu_ns", "group", "oom", "pids", "pids_peak")
 
     def __init__(self, group: cgroup.Group) -> None:
         self.group = group
         self.cpu_ns = self.oom = self.pids = self.pids_peak = 0
+        self._limits: tuple[int | None, int | None] | None = None
 
-    def begin(self, memory_bytes: int | None, processes: int | None) -> None:
-        """Set the limits of the box that gets it, and start its counters."""
-        self.group.set_limits(memory_bytes, processes)
-        self.group.reset_peaks()
+    def limit(self, memory_bytes: int | None, processes: int | None) -> None:
+        """Set the limits of the box that gets it. On the way of a request: what is so already is not written again."""
+        if self._limits != (memory_bytes, processes):
+            self._limits = None
+            self.group.set_limits(memory_bytes, processes)
+            self._limits = (memory_bytes, processes)
+
+    def begin(self) -> None:
+        """Start the counters of its next box, while nothing runs in it."""
         counters = self.group.usage()
         self.cpu_ns, self.pids_peak = counters.cpu_ns, counters.pids_peak or 0
         self.oom, self.pids = self.group.oom_kills(), self.group.pids_hits()
+
+    def start_clock(self) -> None:
+        """Count CPU time and memory from now on: what a blank used to get ready is not its box's."""
+        self.cpu_ns = self.group.usage().cpu_ns
+        self.group.reset_peaks()
 
     def describe(self) -> dict[str, Any]:
         """Return where the group is and where its counters began, for a reader elsewhere."""
@@ -68,6 +82,7 @@ class Groups:
         self._tree: cgroup.Tree | None = None
         self._count = 0
         self._free: deque[Slot] = deque()
+        self._usual: tuple[int | None, int | None] = (None, None)
         self._reason = ""
         self._layout: cgroup.Layout | None = None
         self._journal = journal
@@ -104,6 +119,11 @@ class Groups:
         """Put `pid` into a slot in the helper thread; `then` gets the slot or the error, called by `deliver`."""
         self._jobs.put(lambda: self._attach(pid, then))
 
+    def limit(self, slot: Slot, memory_bytes: int | None, processes: int | None) -> None:
+        """Give a slot the limits of its box. Raises `OSError` or `KooiError`: too little for an empty box, for one."""
+        self._usual = (memory_bytes, processes)
+        slot.limit(memory_bytes, processes)
+
     def give_back(self, slot: Slot) -> None:
         """Return the slot of a box that is dead."""
         self._jobs.put(lambda: self._recycle(slot))
@@ -131,6 +151,10 @@ class Groups:
         failure: Exception | None = None
         try:
             slot = self._free.popleft() if self._free else self._make()
+            # Most boxes are alike: what the last one wanted is most often what the next one will, and then a request
+            # has nothing to write. But a blank must be able to get ready under it.
+            slot.limit(*(self._usual if _roomy(*self._usual) else (None, None)))
+            slot.begin()
             slot.group.attach(pid)
         except (OSError, KooiError) as error:
             failure = error
@@ -152,3 +176,7 @@ class Groups:
         except (OSError, KooiError):
             # The tree's removal at the end tries again, and the journal knows the tree.
             return
+
+
+def _roomy(memory_bytes: int | None, processes: int | None) -> bool:
+    return (memory_bytes is None or memory_bytes >= _READYING_BYTES) and (processes is None or processes >= _READYING)

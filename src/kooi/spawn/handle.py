@@ -344,6 +344,7 @@ def _cell_message(plan: CellPlan) -> bytes:
         "namespaces": plan.namespaces,
         "ids": plan.ids,
         "prepare": plan.prepare,
+        "seal": plan.seal,
         "guest": plan.guest,
     }
     build = {

@@ -55,7 +55,7 @@ class CellPlan:
 
     `ids` is root (a leased range), subuid, single or none. `guest` is what every agent is told: the fields of the
     guest's `Setup` that are plain data. `prepare` are the steps that no spec changes; a blank takes them ahead of any
-    request.
+    request. `seal` are the last steps, of the first interpreter ahead and of its agent once the box's own are done.
     """
 
     isolated: bool
@@ -66,6 +66,7 @@ class CellPlan:
     guest: Mapping[str, Any]
     restrictions: tuple[str, ...]
     prepare: tuple[Step, ...]
+    seal: tuple[Step, ...]
 
     @property
     def key(self) -> str:
@@ -117,8 +118,14 @@ def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
         guest=_guest(view, HOME, "/data", CODE_ID if ids != "single" else None),
         restrictions=restrictions,
         prepare=_jail_prepare(facts),
+        seal=_jail_seal(facts, restrictions),
     )
-    return Plan(cell, _jail_box(spec, facts, view, ids, restrictions))
+    return Plan(cell, _jail_box(spec, facts, ids))
+
+
+def _jail_seal(facts: HostFacts, restrictions: tuple[str, ...]) -> tuple[Step, ...]:
+    landlock: tuple[Step, ...] = (("landlock", {}),) if facts.landlock_abi >= 1 else ()
+    return (("no_new_privileges", {}), *landlock, ("seccomp", {"restrictions": restrictions}))
 
 
 def _jail_prepare(facts: HostFacts) -> tuple[Step, ...]:
@@ -135,17 +142,13 @@ def _jail_prepare(facts: HostFacts) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _jail_box(spec: Spec, facts: HostFacts, view: View, ids: str, restrictions: tuple[str, ...]) -> BoxPlan:
+def _jail_box(spec: Spec, facts: HostFacts, ids: str) -> BoxPlan:
     limits = spec.limits
     steps: list[Step] = [
         ("quota", {"size_bytes": limits.disk_bytes, "files": limits.files}),
         ("rlimits", _rlimits(spec, facts, own_count=True)),
         ("capabilities", {"keep": ("setuid", "setgid", "kill") if ids != "single" else ("kill",)}),
-        ("no_new_privileges", {}),
     ]
-    if facts.landlock_abi >= 1:
-        steps.append(("landlock", {}))
-    steps.append(("seccomp", {"restrictions": restrictions}))
     return BoxPlan(tuple(steps), spec.fresh, HOME, limits.memory_bytes, _with_agent(limits.processes))
 
 
@@ -174,6 +177,7 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
         guest=_guest(view, home, f"{home}/data", None),
         restrictions=(),
         prepare=tuple(prepare),
+        seal=(("no_new_privileges", {}),),
     )
     limits = spec.limits
     own_count = facts.euid != 0
@@ -185,7 +189,6 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
             _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes},
         ),
         ("capabilities", {"keep": ()}),
-        ("no_new_privileges", {}),
     )
     return Plan(cell, BoxPlan(steps, spec.fresh, home, limits.memory_bytes, _with_agent(limits.processes)))
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from typing import Any
 
+from kooi.contract.errors import KooiError
 from kooi.linux import process
 from kooi.spawn import messages
 from kooi.spawn.cells import Cells, Loop
@@ -176,12 +177,14 @@ class Shop:
         self._boxes[request.box] = entry
         try:
             if entry.slot is not None:
-                entry.slot.begin(request.memory, request.processes)
+                self._groups.limit(entry.slot, request.memory, request.processes)
             else:
                 self.watchdog.add(entry, request.memory)
             entry.control.setblocking(False)
             socket.send_fds(entry.control, [request.plan], [request.stream])
-        except OSError as error:
+            if entry.slot is not None:
+                entry.slot.start_clock()
+        except (OSError, KooiError) as error:
             said = _last_words(entry) or f"its blank could not be given the plan: {error}"
             self._loop.tell_host({"box": request.box, "failed": said})
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)

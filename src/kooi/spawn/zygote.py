@@ -42,6 +42,7 @@ _FLAGS = {
 _MAX_MESSAGE = 1 << 18
 _FIRST = b"go"
 _CODE_ID = 1000
+_WORDS_BYTES = 2000
 
 
 def main(control_fd: int) -> NoReturn:
@@ -99,6 +100,7 @@ class _Zygote:
             self._flags |= _FLAGS[name]
         self._ids: str = config["ids"]
         self._prepare: Sequence[Any] = config["prepare"]
+        self._seal: Sequence[Any] = config["seal"]
         self._setup = _setup(config["guest"])
         agent.prepare(self._setup)
 
@@ -120,7 +122,7 @@ class _Zygote:
         pid, pidfd = namespaces.fork_into(self._flags)
         if pid == 0:
             try:
-                _blank(blank_fd, self._ids, self._prepare, self._setup)
+                _blank(blank_fd, self._ids, self._prepare, self._seal, self._setup)
             finally:
                 os._exit(70)
         try:
@@ -155,7 +157,7 @@ def _setup(guest: Mapping[str, Any]) -> agent.Setup:
     )
 
 
-def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], setup: agent.Setup) -> None:
+def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any], setup: agent.Setup) -> None:
     """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
     process.close_all_but((0, 1, 2, blank_fd))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -176,18 +178,28 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], setup: agent.Setup) 
             socket.sethostname("kooi")
         process.set_dumpable(False)
         confinement.carry_out(prepare)
+        ahead = agent.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
+        confinement.companion = ahead.interpreter
         data, fds = _receive(control)
         if not data:
             return
         plan = json.loads(data)
         confinement.carry_out(plan["steps"])
+        confinement.carry_out(seal)
         if plan["fresh"]:
             setup = setup._replace(fresh=True)
     except BaseException as error:
-        control.send(json.dumps({"failed": str(error)}).encode())
+        control.send(str(error).encode("utf-8", "backslashreplace")[:_WORDS_BYTES] or b"no reason given")
         return
     control.close()
-    agent.serve(fds[0], setup)
+    agent.serve(fds[0], setup, ahead)
+
+
+def _seal_code(confinement: confine.Confinement, seal: Sequence[Any], setup: agent.Setup) -> None:
+    """Confine the first interpreter for good; what is still open for its agent is closed for it."""
+    if setup.confine_code is not None:
+        setup.confine_code()
+    confinement.carry_out(seal)
 
 
 def _receive(connection: socket.socket) -> Tuple[bytes, List[int]]:
