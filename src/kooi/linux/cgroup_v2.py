@@ -182,7 +182,7 @@ def restore(where: Layout, name: str) -> None:
         return
     parent, leaf = where.parents["unified"], step(where, name)
     try:
-        if parent != _giver(parent):
+        if parent != _giver(parent) and os.path.isdir(parent):
             os.rmdir(parent)
         if leaf is not None and os.path.isdir(leaf):
             write(f"{_giver(parent)}/cgroup.subtree_control", b" ".join(b"-" + key.encode() for key in NEEDED))
