@@ -24,8 +24,12 @@ _PAUSE = 0.0005
 class Group:
     """A control group of one box. Made by `Tree.group`; not thread-safe.
 
-    `parents` maps each controller to an open directory of the tree, `roots` the same to its path.
+    `parents` maps each controller to an open directory of the tree, `roots` the same to its path. `peak_base` is the
+    memory peak of earlier users of the group that a reader may still see (0 where the kernel forgets it); a peak not
+    above it is reported as `None`. `reset_peaks` sets it; hand it on to readers in other processes.
     """
+
+    peak_base: int = 0
 
     def __init__(
         self,
@@ -69,7 +73,10 @@ class Group:
         raise NotImplementedError
 
     def reset_peaks(self) -> bool:
-        """Start the memory peak anew at what is used now; return whether the kernel can. The task peak stays."""
+        """Start the memory peak anew at what is used now. The task peak stays.
+
+        Returns whether the kernel can (v1, v2 since Linux 6.12); where not, only a peak above the old one is known.
+        """
         raise NotImplementedError
 
     # What they share.

@@ -15,6 +15,7 @@ from typing import Iterable, Mapping
 
 from kooi.contract.errors import KooiError
 from kooi.linux.cgroup_files import read_all, read_pids, subgroups
+from kooi.linux.process import open_pidfd, signal_pidfd
 
 _PAUSE = 0.0005
 _FREEZE_SECONDS = 0.05
@@ -115,20 +116,13 @@ def _signal_members(paths: Mapping[str, str]) -> None:
     try:
         for pid in sorted(_others(paths) - {0}):
             try:
-                opened[pid] = os.pidfd_open(pid)
+                opened[pid] = open_pidfd(pid)
             except ProcessLookupError:
                 continue
         for pid in sorted(_others(paths) & set(opened)):
-            _send(opened[pid])
+            signal_pidfd(opened[pid], signal.SIGKILL)
     finally:
         _close_all(list(opened.values()))
-
-
-def _send(fd: int) -> None:
-    try:
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _close_all(fds: list[int]) -> None:

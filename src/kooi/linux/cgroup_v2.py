@@ -21,6 +21,8 @@ from kooi.linux.cgroup_layout import NEEDED, SLICE, Hierarchy, Layout, hierarchi
 class GroupV2(Group):
     """A group in the v2 tree, with the memory and pids controllers enabled for it by its tree."""
 
+    _exact = False
+
     def set_limits(self, memory_bytes: int | None, processes: int | None) -> None:
         memory, tasks = check_limit("memory_bytes", memory_bytes), check_limit("processes", processes)
         if "memory.swap.max" in self._features:
@@ -46,21 +48,31 @@ class GroupV2(Group):
     def reset_peaks(self) -> bool:
         if "memory.peak" not in self._features:
             return False
-        # A reset holds for later readings through the same descriptor only, so that one is kept. Before Linux 6.12
-        # the file is read-only, also for root.
+        # A reset holds for later readings through the same descriptor only (Linux 6.12), so that one is kept; everyone
+        # else still sees the old peak.
         old = self._fds.pop("memory.peak", None)
         if old is not None:
             os.close(old)
+        self.peak_base = number(self._read("unified", "memory.peak"), "memory.peak")
         try:
-            os.write(self._fd("unified", "memory.peak", os.O_RDWR), b"reset")
+            fd = os.open(f"{self.name}/memory.peak", os.O_RDWR | os.O_CLOEXEC, dir_fd=self._parents["unified"])
         except OSError:
             return False
+        try:
+            os.write(fd, b"reset")
+        except OSError:
+            os.close(fd)
+            return False
+        os.close(self._fds["memory.peak"])
+        self._fds["memory.peak"] = fd
+        self._exact = True
         return True
 
     def _memory_peak(self) -> int | None:
         if "memory.peak" not in self._features:
             return None
-        return number(self._read("unified", "memory.peak"), "memory.peak")
+        peak = number(self._read("unified", "memory.peak"), "memory.peak")
+        return peak if self._exact or peak > self.peak_base else None
 
 
 def v2_layout(found: tuple[Hierarchy, ...], *, delegate: bool = False, user_bus: str | None = None) -> Layout:
@@ -170,7 +182,7 @@ def restore(where: Layout, name: str) -> None:
         return
     parent, leaf = where.parents["unified"], step(where, name)
     try:
-        if parent != _giver(parent):
+        if parent != _giver(parent) and os.path.isdir(parent):
             os.rmdir(parent)
         if leaf is not None and os.path.isdir(leaf):
             write(f"{_giver(parent)}/cgroup.subtree_control", b" ".join(b"-" + key.encode() for key in NEEDED))
