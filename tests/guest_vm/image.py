@@ -111,6 +111,8 @@ def add_python(cpio: Cpio, python: Path) -> None:
 
 def libraries(binaries: list[Path]) -> list[Path]:
     """Return the shared libraries that `binaries` are linked to, the dynamic loader among them."""
+    if not binaries:
+        return []
     said = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
     return sorted({Path(path) for path in re.findall(r"(/\S+)(?= \(0x)", said)})
 

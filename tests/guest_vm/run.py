@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
 QEMU = "qemu-system-x86_64"
 SKIP, TIMEOUT = 77, 124
-PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
+PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py", "*hypothesis*", "sortedcontainers")
 
 
 @dataclass
@@ -95,6 +95,8 @@ def write_image(job: Job, linux: kernel.Kernel, file: BinaryIO) -> None:
     cpio.copy(PROJECT / "pyproject.toml", "kooi/pyproject.toml")
     for source, name in job.includes:
         cpio.tree(source, name) if source.is_dir() else cpio.copy(source, name)
+        for library in image.libraries(sorted(source.rglob("*.so"))):
+            cpio.copy(library, str(library))
     for index, path in enumerate(linux.with_dependencies(job.modules)):
         cpio.copy(path, f"modules/{index:03d}-{path.name}")
     cpio.data("vm.json", json.dumps(todo(job, inside)).encode())
@@ -107,7 +109,8 @@ def todo(job: Job, inside: str) -> dict[str, object]:
     """Return what `init.py` reads: the command, its environment and its time."""
     how = {"calls": ["/calls.py"], "script": [], "pytest": ["-m", "pytest", "-p", "no:cacheprovider", "-v"]}[job.how]
     env = {"PYTHONPATH": "/kooi/src:/site", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin", "HOME": "/root",
-           "PYTHONUNBUFFERED": "1", "LANG": "C.UTF-8", "TERM": "dumb", "KOOI_IN_GUEST_VM": job.cgroup}  # fmt: skip
+           "PYTHONUNBUFFERED": "1", "LANG": "C.UTF-8", "TERM": "dumb",
+           "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis", "KOOI_IN_GUEST_VM": job.cgroup}  # fmt: skip
     return {
         "argv": [str(job.python), *how, f"/{inside}", *job.arguments],
         "env": {**env, **job.env},
@@ -228,19 +231,15 @@ def _include(text: str) -> tuple[Path, str]:
 
 
 def pytest_packages() -> list[tuple[Path, str]]:
-    """Return the packages that pytest needs, from the running interpreter."""
+    """Return the packages that pytest needs, and hypothesis where it is there, from the running interpreter."""
     import importlib.util
 
-    found = []
-    for name in PYTEST:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            raise Unavailable(f"the running Python has no {name} to take along")
-        origin = Path(spec.origin)
-        package = origin.parent if origin.name == "__init__.py" else origin
-        about = package.parent.glob(f"{name}-*.dist-info")
-        found += [(path, f"site/{path.name}") for path in (package, *about)]
-    return found
+    spec = importlib.util.find_spec("pytest")
+    if spec is None or spec.origin is None:
+        raise Unavailable("the running Python has no pytest to take along")
+    site = Path(spec.origin).parent.parent
+    patterns = [pattern for name in PYTEST for pattern in (name, f"{name}.py", f"{name}-*.dist-info")]
+    return [(path, f"site/{path.name}") for pattern in patterns for path in sorted(site.glob(pattern))]
 
 
 def main(arguments: list[str]) -> int:

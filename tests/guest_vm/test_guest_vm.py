@@ -64,6 +64,13 @@ def test_control_groups_in_a_users_session_under_systemd(file: str) -> None:
     assert code == 0 and " 0 failed" in said, said
 
 
+@pytest.mark.parametrize("options", [[], ["--systemd", "--uid", "1000"]], ids=["root", "user"])
+def test_the_reaper_under_v2(options: list[str]) -> None:
+    file = str(HERE.parent / "spawn" / "test_reaper.py")
+    code, said = guest("--pytest", *options, "--", file, "-k", "not mutation and not nonsense")
+    assert code == 0 and " passed" in said and "no control groups" not in said, said
+
+
 def test_the_exit_code_is_the_programs(tmp_path: Path) -> None:
     code, said = guest(
         "--script", "--", program(tmp_path, "import os, sys\nprint(os.getuid(), sys.argv[1])\nexit(7)"), "x"

@@ -81,7 +81,7 @@ Requires=dbus.socket systemd-logind.service
 After=dbus.socket dbus.service systemd-logind.service systemd-user-sessions.service
 
 [Service]
-Type=exec
+Type=simple
 {user}WorkingDirectory={todo["cwd"]}
 Environment={" ".join(shlex.quote(f"{name}={value}") for name, value in env.items())}
 ExecStartPre=+/init ready

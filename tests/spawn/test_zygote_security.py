@@ -22,7 +22,8 @@ import json, os, random, secrets, ssl, sys, tempfile, uuid
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(json.dumps({
     "fds": sorted(os.listdir("/proc/self/fd")), "environ": dict(os.environ), "argv": sys.argv, "pid": os.getpid(),
-    "random": random.random(), "uuid": str(uuid.uuid4()), "uuid1": str(uuid.uuid1()), "name": next(tempfile._get_candidate_names()),
+    "random": random.random(), "uuid": str(uuid.uuid4()), "uuid1": str(uuid.uuid1()),
+    "name": next(tempfile._get_candidate_names()),
     "ssl": ssl.RAND_bytes(8).hex(), "secret": secrets.token_hex(8), "session": os.getsid(0), "group": os.getpgrp(),
     "groups": os.getgroups(), "cap": [status[k].strip() for k in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
     "nnp": status["NoNewPrivs"].strip(), "seccomp": status["Seccomp"].strip(), "threads": status["Threads"].strip(),
@@ -118,25 +119,28 @@ def test_zygote_has_one_thread_and_no_descriptor_but_its_socket(in_workshop: InW
     in_workshop(work)
 
 
+# What keeps a kernel object alive after the run: a child that holds it.
+STAY = "\nimport os, time\nif os.fork() == 0:\n    time.sleep(20)"
+LOCK = "import fcntl\nf = open('/usr/bin/env', 'rb')\n"
 CHANNELS = {
     "file in /tmp": ("open('/tmp/c','w').write('T')", "print(open('/tmp/c').read())"),
     "file in home": ("open('c','w').write('T')", "print(open('c').read())"),
     "shared memory": ("open('/dev/shm/c','w').write('T')", "print(open('/dev/shm/c').read())"),
     "abstract socket": (
-        "import socket\ns=socket.socket(socket.AF_UNIX)\ns.bind('\\0kooi-c')\ns.listen()\nimport os\nif os.fork()==0:\n import time; time.sleep(20)",
-        "import socket\ns=socket.socket(socket.AF_UNIX)\ns.connect('\\0kooi-c')\nprint('T')",
+        "import socket\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0kooi-c')\ns.listen()" + STAY,
+        "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('\\0kooi-c')\nprint('T')",
     ),
     "loopback port": (
-        "import socket,os\ns=socket.socket()\ns.bind(('127.0.0.1',9911))\ns.listen()\nif os.fork()==0:\n import time; time.sleep(20)",
-        "import socket\ns=socket.create_connection(('127.0.0.1',9911),1)\nprint('T')",
+        "import socket\ns = socket.socket()\ns.bind(('127.0.0.1', 9911))\ns.listen()" + STAY,
+        "import socket\ns = socket.create_connection(('127.0.0.1', 9911), 1)\nprint('T')",
     ),
     "lock on a shared file": (
-        "import fcntl,os\nf=open('/usr/bin/env','rb')\nfcntl.flock(f,fcntl.LOCK_SH)\nif os.fork()==0:\n import time; time.sleep(20)",
-        "import fcntl\nf=open('/usr/bin/env','rb')\ntry:\n fcntl.flock(f,fcntl.LOCK_EX|fcntl.LOCK_NB)\nexcept OSError:\n print('T')",
+        LOCK + "fcntl.flock(f, fcntl.LOCK_SH)" + STAY,
+        LOCK + "try:\n    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\nexcept OSError:\n    print('T')",
     ),
     "module state": ("import json; json.T='T'", "import json; print(json.T)"),
     "environment": ("import os; os.environ['C']='T'", "import os; print(os.environ['C'])"),
-}  # fmt: skip
+}
 # Both boxes see the same inode of the host's read-only files, and locks belong to inodes: stated, not closed.
 STATED = {"lock on a shared file"}
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from kooi.contract.errors import KooiError, LevelUnavailable, SetupFailed
 from kooi.linux import cgroup_v2
 from kooi.linux.cgroup_files import PREFIX, Counters, check_name, names
 from kooi.linux.cgroup_group import MODE, Group
 from kooi.linux.cgroup_kill import kill_members, remove_groups
-from kooi.linux.cgroup_layout import NEEDED, Hierarchy, Layout, hierarchies, v1_layout
+from kooi.linux.cgroup_layout import NEEDED, SLICE, Hierarchy, Layout, hierarchies, v1_layout
 from kooi.linux.cgroup_v1 import GroupV1
 from kooi.linux.cgroup_v2 import GroupV2
 
@@ -26,10 +27,12 @@ __all__ = [
     "Layout",
     "Reader",
     "Tree",
+    "destroy",
     "kill_members",
     "layout",
     "planned",
     "remove_groups",
+    "roots",
 ]
 
 
@@ -46,6 +49,11 @@ def layout(*, delegate: bool = False) -> Layout:
     return cgroup_v2.v2_layout(found, delegate=delegate)
 
 
+def roots(where: Layout) -> list[str]:
+    """Return the mount points of the control group file systems: what a reaper may look below."""
+    return sorted({one.mount for one in where.hierarchies})
+
+
 def planned(where: Layout, name: str) -> dict[str, str]:
     """Return the directories that `Tree.create(where, name)` will make, for the crash journal.
 
@@ -58,6 +66,20 @@ def planned(where: Layout, name: str) -> dict[str, str]:
 
 def _paths(where: Layout, name: str) -> dict[str, str]:
     return {key: f"{parent}/{name}" for key, parent in where.parents.items()}
+
+
+def destroy(paths: Mapping[str, str], seconds: float = 5.0) -> None:
+    """Kill everything in the groups at `paths` (controller to path) and below, and remove them; absent ones are fine.
+
+    Works on paths alone: it also ends the tree of a spawner that died. Raises `KooiError` for what does not die.
+    """
+    if not kill_members(paths, seconds):
+        raise KooiError(f"processes in the control groups {', '.join(paths.values())} do not die")
+    remove_groups(paths.values())
+    for parent in {os.path.dirname(path) for path in paths.values()}:
+        if os.path.basename(parent) == SLICE:
+            with suppress(OSError):  # other spawners' trees are in it
+                os.rmdir(parent)
 
 
 class Tree:
@@ -106,9 +128,7 @@ class Tree:
     def remove(self) -> None:
         """Kill everything in the tree and remove it. Safe twice. Raises `KooiError` if something does not die."""
         self.close()
-        if not kill_members(self.paths):
-            raise KooiError(f"processes in the control groups of {self.name} do not die")
-        remove_groups(self.paths.values())
+        destroy(self.paths)
         cgroup_v2.restore(self._where, self.name)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The crash journal: what a spawner is about to make, written down before it makes it.
 
 Theory of operation. Each spawner has one file in the run directory, locked (flock) for as long as it lives; the kernel
-drops the lock at its death, however that comes. Before a control group, folder, socket or uid block comes to be, a
+drops the lock at its death, however that comes (a child forked from it may hold on to the lock: the header says who
+the spawner was). Before a control group, folder, socket or uid block comes to be, a
 record says so (`intend`); when it is gone again, another says that (`done`). `reaper.reap`, run by the next spawner,
 takes each journal whose lock is free and undoes what is not done. Names are tied to the journal: a control group in
 it must be called `kooi-ID`, so no journal, however damaged, can speak of another's groups.
@@ -37,6 +38,11 @@ def boot_id() -> str:
         return file.read().strip()
 
 
+def pid_namespace() -> int:
+    """Return the number of the pid namespace that this process's pids belong to."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def start_time(pid: int) -> int | None:
     """Return when process `pid` started, in clock ticks since boot; `None` if there is no such process."""
     try:
@@ -53,7 +59,7 @@ def encode(value: Mapping[str, object]) -> bytes:
 
 
 def open_run_dir(path: str) -> int:
-    """Open the run directory, made with mode 0700 if missing; refuse one that others could write to or that is not ours."""
+    """Open the run directory (made with mode 0700 if missing); refuse one that is not ours or others can write to."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     info = os.fstat(fd)
@@ -168,10 +174,14 @@ class Journal:
     def _rewrite(self) -> None:
         """Put a file with only the open records in place of this one; both are locked meanwhile."""
         temporary = f".{self.file}.new"
-        fd = _create_locked(self._dir_fd, temporary)
+        old, old_size = self._fd, self._size
+        try:
+            fd = _create_locked(self._dir_fd, temporary)
+        except OSError:
+            fd = None
         if fd is None:
-            return
-        old, old_size, self._fd, self._size = self._fd, self._size, fd, 0
+            return  # it only saves space; the next `done` tries again
+        self._fd, self._size = fd, 0
         try:
             for line in (self._header, *self._open.values()):
                 self._append(line)
@@ -191,6 +201,7 @@ def _header(ident: str, owner: int) -> bytes:
             "uid": os.geteuid(),
             "owner": [owner, start_time(owner)],
             "spawner": [os.getpid(), start_time(os.getpid())],
+            "pid_ns": pid_namespace(),
         }
     )
 
@@ -249,4 +260,6 @@ def _good_path(path: object) -> bool:
     if not isinstance(path, str) or not path or "\0" in path:
         return False
     parts = path.split("/")
-    return not any(part in ("", ".", "..") for part in parts) and not parts[0].endswith((SUFFIX, ".lock", ".trash"))
+    if any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
+        return False
+    return not parts[0].endswith((SUFFIX, ".lock", ".trash"))

@@ -25,14 +25,15 @@ class Lease:
     def __init__(self, dir_fd: int, name: str, fd: int, base: int, count: int) -> None:
         self.base = base
         self.count = count
-        self._dir_fd, self._name, self._fd = dir_fd, name, fd
+        self._dir_fd, self._name, self._fd = os.dup(dir_fd), name, fd
 
     def release(self) -> None:
         """Give the block back. Everything that ran under its uids must be gone. Safe twice."""
         if self._fd >= 0:
             os.unlink(self._name, dir_fd=self._dir_fd)
             os.close(self._fd)
-            self._fd = -1
+            os.close(self._dir_fd)
+            self._fd = self._dir_fd = -1
 
 
 class Leases:
@@ -63,7 +64,7 @@ class Leases:
         )
 
     def close(self) -> None:
-        """Close the run directory; leases stay, but can no longer be released by hand. Safe twice."""
+        """Close the run directory; leases stay. Safe twice."""
         if self._dir_fd >= 0:
             os.close(self._dir_fd)
             self._dir_fd = -1
@@ -84,7 +85,10 @@ class Leases:
 
 
 def uids_in_use(base: int, count: int) -> list[int]:
-    """Return the uids from `base` to `base + count - 1` under which a process lives (real, effective, saved or fs)."""
+    """Return the uids from `base` to `base + count - 1` that a process has as real, effective, saved or fs uid.
+
+    A zombie does not count: it can do nothing any more.
+    """
     found: set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -95,7 +99,7 @@ def uids_in_use(base: int, count: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         match = re.search(rb"^Uid:\t(\d+)\t(\d+)\t(\d+)\t(\d+)$", status, re.MULTILINE)
-        if match is not None:
+        if match is not None and b"\nState:\tZ" not in status:
             found |= {uid for uid in map(int, match.groups()) if base <= uid < base + count}
     return sorted(found)
 
@@ -106,7 +110,7 @@ def refuse_overlap(base: int, count: int) -> None:
         for number, first, length in _ranges(path):
             if first < base + count and base < first + length:
                 raise SetupFailed(
-                    f"the uids {base} to {base + count - 1} overlap {first} to {first + length - 1} in {path} line {number}",
+                    f"the uids {base} to {base + count - 1} overlap {first} and on in {path} line {number}",
                     fix="configure a uid range that is nobody's",
                 )
     for number, fields in _lines(PASSWD):

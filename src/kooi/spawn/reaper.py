@@ -1,10 +1,11 @@
 """The reaper: undoes what spawners left that died. Run at the start of each spawner, before it makes anything.
 
-Safety rules, in this order. A journal is only read when its lock can be had and when its spawner (pid and start time)
-is not alive. It must be ours, private, whole and of a version we know: else nothing is touched and the file is set
-aside. Processes are killed only as members of a control group that is named after the journal, lies below one of the
-given roots, and belongs to us; never by pid, never by uid. After another boot nothing is killed. Folders are removed
-below the run directory only, without following a link. A journal is deleted last, so a reaper that dies is repeated.
+Safety rules, in this order. One reaper works at a time. A journal is left alone while its spawner (pid and start time)
+lives, and while its lock is held, unless it is seen that only orphans of the spawner hold it. It must be ours,
+private, whole and of a version we know: else nothing is touched and the file is set aside. Processes are killed only
+as members of a control group that is named after the journal, lies below one of the given roots, and belongs to us;
+never by pid, never by uid. After another boot nothing is killed. Folders are removed below the run directory only,
+without following a link. A journal is deleted last, so a reaper that dies is repeated.
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ import fcntl
 import json
 import os
 import stat
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kooi.contract.errors import InvalidRequest, KooiError
-from kooi.linux.cgroup_kill import kill_members, remove_groups
+from kooi.linux.cgroup import destroy
 from kooi.spawn import journal, leases
 from kooi.spawn.removal import remove_tree
 
 MAX_JOURNAL_BYTES = 64 << 20
+LOCK_SECONDS = 30.0
 
 
 @dataclass
 class Report:
-    """What the reaper did. `aside` and `failed` name the journal and the reason; `strays` are live uids nobody leases."""
+    """What the reaper did. `aside` and `failed` give file and reason.
+
+    `strays`: uids of dead spawners under which processes still live outside every recorded group; they are not killed.
+    """
 
     reaped: list[str] = field(default_factory=list)
     live: list[str] = field(default_factory=list)
@@ -50,9 +56,10 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Entries:
-    """A journal as read: its boot, its spawner, and the records that are not done."""
+    """A journal as read: its boot, its spawner (pid, start time) and their namespace, the records that are not done."""
 
     boot_id: str
+    pid_ns: int
     spawner: tuple[int, int]
     open: tuple[Mapping[str, object], ...]
 
@@ -65,34 +72,55 @@ def reap(run_dir: str, *, uid_range: tuple[int, int], cgroup_roots: Sequence[str
     Never raises for what a journal holds: see `Report`.
     """
     report = Report()
+    roots = [os.path.realpath(root) for root in cgroup_roots]
     dir_fd = journal.open_run_dir(run_dir)
     try:
+        _wait_for_lock(dir_fd, run_dir)
         for name in sorted(os.listdir(dir_fd)):
             if name.startswith(journal.PREFIX) and name.endswith(journal.SUFFIX):
-                _reap_one(dir_fd, name, uid_range, [os.path.realpath(root) for root in cgroup_roots], report)
-            elif name.startswith(f".{journal.PREFIX}") and name.endswith(f"{journal.SUFFIX}.new"):
-                with _locked(dir_fd, name) as fd:
-                    if fd is not None:
-                        os.unlink(name, dir_fd=dir_fd)
+                _reap_one(dir_fd, name, uid_range, roots, report)
+            elif _is_scratch(name):
+                _remove_unlocked(dir_fd, name)
     finally:
         os.close(dir_fd)
     return report
 
 
+def _wait_for_lock(fd: int, run_dir: str) -> None:
+    """Lock the run directory against other reapers; give up after a while."""
+    end = time.monotonic() + LOCK_SECONDS
+    while not _lock(fd):
+        if time.monotonic() >= end:
+            raise KooiError(f"another reaper has been at work in {run_dir} for {LOCK_SECONDS:g} s")
+        time.sleep(0.01)
+
+
+def _is_scratch(name: str) -> bool:
+    """Whether `name` is a lease's file or a journal that was being rewritten: worth nothing without a holder."""
+    lease = name.startswith("uids-") and name.endswith(".lock")
+    return lease or (name.startswith(f".{journal.PREFIX}") and name.endswith(f"{journal.SUFFIX}.new"))
+
+
+def _remove_unlocked(dir_fd: int, name: str) -> None:
+    try:
+        with _opened(dir_fd, name) as fd:
+            if fd is not None and _lock(fd) and _is_still(fd, dir_fd, name):
+                os.unlink(name, dir_fd=dir_fd)
+    except (Damaged, OSError):
+        pass  # not a file of ours; it holds nothing either way
+
+
 def _reap_one(dir_fd: int, name: str, uids: tuple[int, int], roots: Sequence[str], report: Report) -> None:
     ident = name[len(journal.PREFIX) : -len(journal.SUFFIX)]
     try:
-        with _locked(dir_fd, name) as fd:
+        with _opened(dir_fd, name) as fd:
             if fd is None:
+                return
+            entries = _dead(fd, ident, uids)
+            if entries is None or not _is_still(fd, dir_fd, name):
                 report.live.append(ident)
                 return
-            data = _read(fd)
-            if data:  # an empty one died before its first record
-                entries = parse(data, ident, uids)
-                if _alive(entries):
-                    report.live.append(ident)
-                    return
-                _undo(dir_fd, ident, entries, roots, report)
+            _undo(dir_fd, ident, entries, roots, report)
             os.unlink(name, dir_fd=dir_fd)
             report.reaped.append(ident)
     except Damaged as damage:
@@ -101,9 +129,31 @@ def _reap_one(dir_fd: int, name: str, uids: tuple[int, int], roots: Sequence[str
         report.failed.append((name, str(error)))
 
 
+def _dead(fd: int, ident: str, uids: tuple[int, int]) -> Entries | None:
+    """Return the journal of a spawner that is dead; `None` for one that lives or may live."""
+    locked = _lock(fd)
+    try:
+        data = _read(fd)
+        if locked and not data:
+            return Entries("", 0, (0, 0), ())  # it died before its first record
+        entries = parse(data, ident, uids)
+    except Damaged:
+        if locked:
+            raise
+        return None
+    if entries.boot_id == journal.boot_id():
+        if journal.start_time(entries.spawner[0]) == entries.spawner[1]:
+            return None  # alive though its lock is free: the file is a copy, or being closed
+        if not locked and entries.pid_ns != journal.pid_namespace():
+            return None  # we cannot see whether it lives
+    elif not locked:
+        return None
+    return entries
+
+
 @contextmanager
-def _locked(dir_fd: int, name: str) -> Iterator[int | None]:
-    """Open and lock the file `name`; `None` where it is locked by someone or is no longer there."""
+def _opened(dir_fd: int, name: str) -> Iterator[int | None]:
+    """Open the file `name`, never through a link; `None` where it is no longer there."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -112,7 +162,7 @@ def _locked(dir_fd: int, name: str) -> Iterator[int | None]:
     except OSError as error:
         raise Damaged(f"it cannot be opened: {error.strerror}") from error
     try:
-        yield fd if _lock(fd) and _is_still(fd, dir_fd, name) else None
+        yield fd
     finally:
         os.close(fd)
 
@@ -183,15 +233,18 @@ def _decode(line: bytes) -> dict[str, object]:
     return value
 
 
-def _header(head: Mapping[str, object], ident: str) -> tuple[str, tuple[int, int]]:
-    if head.get("kooi_journal") != journal.VERSION:
-        raise Damaged(f"its version is {head.get('kooi_journal')!r}, not {journal.VERSION}")
+def _header(head: Mapping[str, object], ident: str) -> tuple[str, int, tuple[int, int]]:
+    version = head.get("kooi_journal")
+    if type(version) is not int or version != journal.VERSION:
+        raise Damaged(f"its version is {version!r}, not {journal.VERSION}")
     if head.get("id") != ident or head.get("uid") != os.geteuid():
         raise Damaged(f"it is the journal {head.get('id')!r} of user {head.get('uid')!r}")
-    boot, spawner = head.get("boot_id"), head.get("spawner")
-    if not isinstance(boot, str) or not isinstance(spawner, list) or [type(value) for value in spawner] != [int, int]:
-        raise Damaged("its header does not say boot and spawner")
-    return boot, (spawner[0], spawner[1])
+    boot, namespace, spawner = head.get("boot_id"), head.get("pid_ns"), head.get("spawner")
+    if not isinstance(boot, str) or type(namespace) is not int or not isinstance(spawner, list):
+        raise Damaged("its header does not say boot, namespace and spawner")
+    if [type(value) for value in spawner] != [int, int]:
+        raise Damaged("its header does not say boot, namespace and spawner")
+    return boot, namespace, (spawner[0], spawner[1])
 
 
 def _record(record: Mapping[str, object], ident: str, uids: tuple[int, int]) -> Mapping[str, object]:
@@ -208,43 +261,43 @@ def _record(record: Mapping[str, object], ident: str, uids: tuple[int, int]) -> 
     return record
 
 
-def _alive(entries: Entries) -> bool:
-    """Whether the spawner still runs though its lock is free: then the file is a copy, or the lock was lost."""
-    pid, started = entries.spawner
-    return entries.boot_id == journal.boot_id() and journal.start_time(pid) == started
-
-
 def _undo(dir_fd: int, ident: str, entries: Entries, roots: Sequence[str], report: Report) -> None:
     same_boot = entries.boot_id == journal.boot_id()
-    for record in entries.open:
-        if record["do"] == "cgroup" and same_boot:
-            paths = record["paths"]
-            assert isinstance(paths, dict)
-            _end_groups(paths, roots, report)
+    trash = f"{journal.PREFIX}{ident}.trash"
+    if same_boot:
+        _end_groups(_groups(entries, roots), report)
     for record in entries.open:
         if record["do"] in ("dir", "socket"):
-            remove_tree(dir_fd, str(record["path"]), f"{journal.PREFIX}{ident}.trash")
+            remove_tree(dir_fd, str(record["path"]), trash)
             report.dirs.append(str(record["path"]))
-        elif record["do"] == "uid_block" and same_boot:
+    remove_tree(dir_fd, trash, trash)
+    for record in entries.open if same_boot else ():
+        if record["do"] == "uid_block":
             base, count = record["base"], record["count"]
             assert isinstance(base, int) and isinstance(count, int)
             report.strays += leases.uids_in_use(base, count)
-    remove_tree(dir_fd, f"{journal.PREFIX}{ident}.trash", f"{journal.PREFIX}{ident}.trash")
 
 
-def _end_groups(paths: Mapping[str, str], roots: Sequence[str], report: Report) -> None:
-    """Kill what is in the groups at `paths`, wait until they are empty, remove them."""
-    there = {key: path for key, path in paths.items() if os.path.lexists(path)}
-    for path in there.values():
+def _groups(entries: Entries, roots: Sequence[str]) -> list[dict[str, str]]:
+    """Return the recorded groups that are there; all are checked before the first is touched."""
+    found = []
+    for record in entries.open:
+        if record["do"] == "cgroup":
+            paths = record["paths"]
+            assert isinstance(paths, dict)
+            found.append({key: path for key, path in paths.items() if os.path.lexists(path)})
+    for path in [path for paths in found for path in paths.values()]:
         reason = _not_ours(path, roots)
         if reason is not None:
             raise Damaged(f"it names the control group {path}, which {reason}")
-    if not there:
-        return
-    if not kill_members(there):
-        raise KooiError(f"processes in the control groups {', '.join(there.values())} do not die")
-    remove_groups(there.values())
-    report.groups += there.values()
+    return found
+
+
+def _end_groups(groups: Sequence[Mapping[str, str]], report: Report) -> None:
+    """Kill what is in the groups, wait until they are empty, remove them."""
+    for paths in filter(None, groups):
+        destroy(paths)
+        report.groups += paths.values()
 
 
 def _not_ours(path: str, roots: Sequence[str]) -> str | None:

@@ -79,8 +79,7 @@ def _move_to_trash(parent: int, name: str, dir_fd: int, trash: str, new: str) ->
         os.mkdir(trash, 0o700, dir_fd=dir_fd)
     except FileExistsError:
         pass
-    # Moving a folder rewrites its "..", which needs the right to write in it.
-    os.chmod(name, 0o700, dir_fd=parent)
+    _make_usable(parent, name)
     fd = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         os.rename(name, f"{new}-{os.urandom(8).hex()}", src_dir_fd=parent, dst_dir_fd=fd)
@@ -101,7 +100,10 @@ def _empty_trash(dir_fd: int, trash: str) -> None:
 
 
 def _flatten(trash: int, name: str) -> None:
-    os.chmod(name, 0o700, dir_fd=trash)
+    if not stat.S_ISDIR(os.stat(name, dir_fd=trash, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=trash)
+        return
+    _make_usable(trash, name)
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=trash)
     try:
         while names := _some(fd):
@@ -111,11 +113,22 @@ def _flatten(trash: int, name: str) -> None:
                 if not stat.S_ISDIR(info.st_mode):
                     os.unlink(below, dir_fd=fd)
                 elif not _rmdir(fd, below):
-                    os.chmod(below, 0o700, dir_fd=fd)
+                    _make_usable(fd, below)
                     os.rename(below, os.urandom(8).hex(), src_dir_fd=fd, dst_dir_fd=trash)
     finally:
         os.close(fd)
     os.rmdir(name, dir_fd=trash)
+
+
+def _make_usable(dir_fd: int, name: str) -> None:
+    """Give ourselves all rights to a folder: to list it, empty it, and move it (that rewrites its "..")."""
+    if os.geteuid() == 0:
+        return
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)
 
 
 def _some(fd: int) -> list[str]:

@@ -182,7 +182,8 @@ class Shop:
             entry.control.setblocking(False)
             socket.send_fds(entry.control, [request.plan], [request.stream])
         except OSError as error:
-            self._loop.tell_host({"box": request.box, "failed": f"its blank could not be given the plan: {error}"})
+            said = _last_words(entry) or f"its blank could not be given the plan: {error}"
+            self._loop.tell_host({"box": request.box, "failed": said})
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
         finally:
             os.close(request.stream)
