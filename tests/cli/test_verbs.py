@@ -139,9 +139,13 @@ def test_every_purpose_names_known_levels(purpose: str) -> None:
     assert set(levels.PURPOSES[purpose].levels) <= set(levels.PROMISES)
 
 
-def test_a_plan_is_shown_in_order() -> None:
-    plan = {"steps": [["mount", {"path": "/"}], "close"], "empty": [], "n": None}
-    assert explain._lines(explain._plain(plan)) == [
-        "  steps:", "    1.", "       1. mount", "       2.", "          path: /", "    2. close",
-        "  empty: []", "  n: None",
+def test_a_plan_is_shown_in_order_and_short_things_on_one_line() -> None:
+    plan = {
+        "steps": [("mount", {"path": "/"}), "close", ("many", {"paths": ["/long/path"] * 12})],
+        "empty": [],
+        "n": None,
+    }
+    assert explain._lines(explain._plain(plan))[:5] == [
+        "  steps:", "     1. mount path=/", "     2. close", "     3. many", "        paths:",
     ]  # fmt: skip
+    assert explain._lines(explain._plain(plan))[-2:] == ["  empty: (none)", "  n: None"]

@@ -9,6 +9,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -104,28 +105,56 @@ def _asked(spec: Spec, row: list[show.Cell]) -> list[show.Cell]:
     asked: object = ""
     if name == "network":
         asked = ", ".join(spec.policy.network) or "none"
-    elif name in limits and name != "files":
+    elif name == "host_files":
+        asked = ", ".join(f"{d.name} = {d.source}" for d in spec.policy.datasets) or "none"
+    elif name in limits:
         asked = "no limit" if limits[name] is None else limits[name]
-    elif name == "files":
-        asked = f"{len(spec.policy.datasets)} datasets, at most {limits['files'] or 'any number of'} files"
     return [row[0], show.cell(asked), *row[1:]]
 
 
 def _lines(plan: Any, indent: str = "  ") -> list[str]:
+    """Return nested data as indented lines; what is short stays on one line."""
     if isinstance(plan, dict):
-        lines = []
-        for key, value in plan.items():
-            nested = isinstance(value, dict | list) and value
-            lines.append(f"{indent}{key}:" if nested else f"{indent}{key}: {value}")
-            lines += _lines(value, indent + "  ") if nested else []
-        return lines
-    if isinstance(plan, list):
-        lines = []
-        for number, item in enumerate(plan, 1):
-            if isinstance(item, dict | list) and item:
-                lines.append(f"{indent}{number}.")
-                lines += _lines(item, indent + "   ")
-            else:
-                lines.append(f"{indent}{number}. {item}")
-        return lines
-    return [f"{indent}{plan}"]
+        pairs = [(f"{key}:", value) for key, value in plan.items()]
+    elif isinstance(plan, list) and not any(isinstance(item, dict | list) for item in plan):
+        return textwrap.wrap(", ".join(map(str, plan)), 100, initial_indent=indent, subsequent_indent=indent)
+    elif isinstance(plan, list):
+        pairs = [(f"{number}.", value) for number, value in enumerate(plan, 1)]
+    else:
+        return [indent + _on_one_line(plan)]
+    lines = []
+    for head, value in pairs:
+        short = _short(value)
+        if short is not None:
+            lines.append(f"{indent}{head} {short}".rstrip())
+        elif isinstance(value, list) and _is_step(value):
+            lines.append(f"{indent}{head} {value[0]}")
+            lines += _lines(value[1], indent + "   ")
+        else:
+            lines.append(f"{indent}{head}")
+            lines += _lines(value, indent + "   ")
+    return lines
+
+
+def _short(value: Any, room: int = 100) -> str | None:
+    """Return `value` on one line if it fits: a step as its verb and arguments, a list with commas."""
+    if isinstance(value, list):
+        parts = [_short(item) for item in value]
+        text = None if None in parts else (" " if _is_step(value) else ", ").join(str(p) for p in parts)
+        return "(none)" if text == "" else text if text is None or len(text) <= room else None
+    if isinstance(value, dict):
+        parts = [_short(item) for item in value.values()]
+        if None in parts:
+            return None
+        text = " ".join(f"{key}={part}" for key, part in zip(value, parts, strict=True))
+        return text if len(text) <= room else None
+    text = _on_one_line(value)
+    return text if len(text) <= room else None
+
+
+def _on_one_line(value: Any) -> str:
+    return str(value).replace("\n", "\\n")
+
+
+def _is_step(value: list[Any]) -> bool:
+    return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict)
