@@ -315,10 +315,16 @@ class SpawnerHandle:
             box.told({"failed": reason})
 
     def abandon(self) -> None:
-        """Let the spawner go from another loop's thread: it kills everything when our end closes."""
+        """Let the spawner go without its loop, which is another thread's or closed: it kills everything as we close."""
         self.alive = False
-        self.loop.call_soon_threadsafe(self.loop.remove_reader, self._socket.fileno())
-        self._socket.shutdown(socket.SHUT_RDWR)
+        if self.loop.is_closed():
+            self._socket.close()
+            self._process.wait()
+        else:
+            self.loop.call_soon_threadsafe(self.loop.remove_reader, self._socket.fileno())
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self.reader is not None:
+            self.reader.close()
 
     async def close(self) -> None:
         """End the spawner, and with it every box; return when all is gone."""
