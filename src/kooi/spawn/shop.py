@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import time
 from typing import Any
 
 from kooi.contract.errors import KooiError
@@ -21,6 +23,7 @@ _CODE_INSIDE = 1000
 # A zygote's queue holds about ten packets; it never gets more than it can take at once.
 _MAKING = 8
 _FAILURES = 3
+_REFILL_SECONDS = 0.004
 _WORDS_BYTES = 2000
 
 
@@ -34,6 +37,7 @@ class Shop:
         self._ahead: int = config["blanks_ready"]
         self._boxes: dict[int, Entry] = {}
         self._numbers = 0
+        self._later: dict[Cell, float] = {}
         self.watchdog = Watchdog(self._out_of_memory)
         loop.watch(groups.wakeup_fd, groups.deliver)
 
@@ -51,6 +55,20 @@ class Shop:
             self._freeze(head["box"], operation == "freeze")
         else:
             messages.close_all(fds)
+
+    def seconds(self) -> float | None:
+        """Return in how many seconds `tick` wants to be called; None for never."""
+        due = [max(0.0, when - time.monotonic()) for when in self._later.values()]
+        watched = self.watchdog.seconds()
+        return min(due + ([] if watched is None else [watched]), default=None)
+
+    def tick(self) -> None:
+        """Do what is due."""
+        self.watchdog.tick()
+        for cell, when in list(self._later.items()):
+            if when <= time.monotonic():
+                del self._later[cell]
+                self._refill(cell)
 
     def close(self) -> None:
         """Kill every cell and remove all groups."""
@@ -108,6 +126,13 @@ class Shop:
             if not self._make_blank(cell):
                 return
 
+    def _refill_soon(self, cell: Cell) -> None:
+        """Refill in a moment: making a blank takes a CPU from the box that is just starting, or from what follows."""
+        if cell.waiting:
+            self._refill(cell)
+        elif not cell.ended:
+            self._later.setdefault(cell, time.monotonic() + _REFILL_SECONDS)
+
     def _make_blank(self, cell: Cell) -> bool:
         pair = cell.ids.take() if cell.ids is not None else None
         if cell.ids is not None and pair is None:
@@ -164,9 +189,10 @@ class Shop:
         cell.served += 1
         if cell.ready:
             self._hand_over(cell.ready.popleft(), request)
+            self._refill_soon(cell)
         else:
             cell.waiting.append(request)
-        self._refill(cell)
+            self._refill(cell)
         self._cells.rotate(cell)
 
     def _hand_over(self, entry: Entry, request: Request) -> None:
@@ -205,6 +231,10 @@ class Shop:
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)
         if entry is not None:
+            if entry.slot is not None:
+                # The first process's end is the end of all, but only after its own teardown: this takes them at once.
+                with contextlib.suppress(OSError, KooiError):
+                    entry.slot.group.strike()
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
         for cell in list(self._cells.serving.values()):
@@ -247,7 +277,7 @@ class Shop:
             del self._boxes[entry.box]
             cell.boxes.discard(entry)
             self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
-        self._refill(cell)
+        self._refill_soon(cell)
         self._cells.retire(cell)
 
     def _blank_failed(self, cell: Cell, said: str) -> None:

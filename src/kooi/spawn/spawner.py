@@ -89,7 +89,7 @@ class Spawner:
                 self._journal.close()
 
     def _turn(self) -> None:
-        timeout = self._shop.watchdog.seconds() if self._shop else None
+        timeout = self._shop.seconds() if self._shop else None
         ready = [(fd, events, self._handlers.get(fd)) for fd, events in self._poll.poll(timeout)]
         for fd, events, handler in ready:
             if events & select.EPOLLOUT:
@@ -98,7 +98,7 @@ class Spawner:
             if events & ~select.EPOLLOUT and handler is not None and self._handlers.get(fd) is handler:
                 handler()
         if self._shop:
-            self._shop.watchdog.tick()
+            self._shop.tick()
 
     def _owner_gone(self) -> None:
         raise _OwnerGone
