@@ -67,7 +67,7 @@ class Residue:
     def _cgroups(self) -> list[str]:
         found = []
         for directory, _, _ in os.walk(_CGROUP_ROOT):
-            if "kooi-" in directory and self._is_ours(directory):
+            if "kooi-" in directory and self._is_ours(directory) and not _is_free_slot(directory):
                 found.append(f"cgroup {_shape(directory)}")
         return found
 
@@ -77,6 +77,16 @@ class Residue:
         # The runner gives itself a temporary folder of its own, so everything there is ours.
         temporary = tempfile.gettempdir()
         return found + [f"file {_shape(name)}" for name in _listed(temporary) if "kooi" in temporary]
+
+
+def _is_free_slot(directory: str) -> bool:
+    """Return whether a group is one that a living spawner keeps for its next box: empty, and gone with the spawner."""
+    if not os.path.basename(directory).startswith("box-"):
+        return False
+    try:
+        return not Path(directory, "cgroup.procs").read_bytes()
+    except OSError:
+        return True
 
 
 def _own_names() -> set[str]:
