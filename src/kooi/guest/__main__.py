@@ -24,7 +24,7 @@ def _find_package() -> None:
 
 def _main(fd: int) -> None:
     from kooi.guest import frames
-    from kooi.guest.agent import Setup, serve
+    from kooi.guest.start import Setup, serve
 
     given = b"".join(iter(lambda: os.read(0, 1 << 16), b""))
     fields = frames.loads(given) if given.strip() else {}

@@ -145,9 +145,9 @@ def _make_directory(path: bytes, parents: bool) -> None:
     for each in reversed(missing):
         try:
             os.mkdir(each)
-        except FileExistsError:
+        except FileExistsError as error:
             if not os.path.isdir(each):
-                raise
+                raise error if each is missing[0] else NotADirectoryError(errno.ENOTDIR, "Not a directory", each)
 
 
 class _Walk:

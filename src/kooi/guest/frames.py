@@ -131,7 +131,7 @@ _decode = json.JSONDecoder(
 
 def _check_depth(value: object) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         below: List[object] = []
         for item in level:
             inner = item.values() if type(item) is dict else item if type(item) is list else ()

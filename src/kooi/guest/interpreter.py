@@ -152,7 +152,7 @@ class Interpreter:
             self._leave(_exit_code(error.code))
         except BaseException as error:
             if posix.getpid() != self._pid:
-                sys.__excepthook__(type(error), error, _own(error.__traceback__))
+                sys.__excepthook__(type(error), error.with_traceback(_own(error.__traceback__)), None)
                 self._leave(1)
             said = answer(FAILED, number, *self._describe(error))
         if posix.getpid() != self._pid:

@@ -19,13 +19,13 @@ class Streams:
 
     def __init__(self) -> None:
         self._fed = False
-        self._pipes: "Tuple[Tuple[int, int], Tuple[int, int]]" = ((0, 0), (0, 0))
+        self._pipes: "Tuple[Tuple[int, int], ...]" = ()
         self._renew_output()
         self._renew_input()
 
     def install(self) -> None:
         """Become the streams of this process, whose pipes are at their spare numbers too."""
-        self._pipes = _identity(SPARE_OUT), _identity(SPARE_ERR)
+        self._pipes = _identity(0), _identity(SPARE_OUT), _identity(SPARE_ERR)
         sys.__stdout__, sys.__stderr__, sys.__stdin__ = self._out, self._err, self._in  # type: ignore[misc]
 
     def _renew_output(self) -> None:
@@ -36,25 +36,26 @@ class Streams:
 
     def ready(self, fed: bool) -> None:
         """Put descriptors 0 to 2 and their text objects right; `fed` says that input was just planted at 0."""
-        out, err = self._pipes
+        source, out, err = self._pipes
         if _identity(1) != out:
             _replant(SPARE_OUT, 1)
         if _identity(2) != err:
             _replant(SPARE_ERR, 2)
         if self._out.closed or self._err.closed:
             self._renew_output()
-        if self._fed and not fed:
-            _close_input()
-        if fed or self._fed or self._in.closed:
+        if fed or self._fed or self._in.closed or _identity(0) != source:
+            if not fed:
+                _close_input()
             self._fed = fed
             self._renew_input()
+            self._pipes = _identity(0), out, err
         sys.stdout, sys.stderr, sys.stdin = self._out, self._err, self._in
 
     def flush(self) -> None:
         """Flush what the code printed: what it put in place of its streams, then the real ones."""
-        for stream in (sys.stdout, sys.stderr, self._out, self._err):
+        for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None), self._out, self._err):
             try:
-                stream.flush()
+                stream.flush()  # type: ignore[union-attr]
             except BaseException:
                 if stream is self._out or stream is self._err:
                     self._renew_output()

@@ -46,6 +46,7 @@ class Confinement:
             "capabilities": capabilities,
             "no_new_privileges": process.no_new_privileges,
             "landlock_rules": self._landlock_rules,
+            "landlock_scope": landlock_scope,
             "landlock": self._landlock,
             "seccomp": system_calls,
         }
@@ -141,6 +142,12 @@ def data_links(path: str, sources: Mapping[str, str]) -> None:
         os.mkdir(path)
     for name, source in sources.items():
         os.symlink(source, path + "/" + name)
+
+
+def landlock_scope(clauses: Sequence[str]) -> None:
+    """Draw the edge that no signal and no abstract socket crosses; it handles no files, so mounting goes on."""
+    with landlock.Ruleset(clauses) as ruleset:
+        ruleset.restrict_self()
 
 
 def capabilities(keep: Sequence[str]) -> None:

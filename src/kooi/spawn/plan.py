@@ -37,14 +37,9 @@ _PROC_HIDDEN = (
     "acpi",
     "scsi",
 )
-_LANDLOCK_CLAUSES = (
-    ("files", 1),
-    ("rename", 2),
-    ("truncate", 3),
-    ("device_ioctl", 5),
-    ("abstract_unix", 6),
-    ("signal", 6),
-)
+_LANDLOCK_CLAUSES = (("files", 1), ("rename", 2), ("truncate", 3), ("device_ioctl", 5))
+_SCOPE_ABI = 6
+_SCOPES = ("abstract_unix", "signal")
 
 Step = tuple[str, Mapping[str, Any]]
 
@@ -139,6 +134,9 @@ def _jail_prepare(facts: HostFacts) -> tuple[Step, ...]:
     ]
     if facts.landlock_abi >= 1:
         steps.append(("landlock_rules", _landlock(facts.landlock_abi)))
+    if facts.landlock_abi >= _SCOPE_ABI:
+        # Before anything is forked: then agent and code are inside the same edge, and the agent can signal the code.
+        steps.append(("landlock_scope", {"clauses": _SCOPES}))
     return tuple(steps)
 
 

@@ -27,7 +27,7 @@ import sys
 import traceback
 from typing import Any, Dict, List, Mapping, NoReturn, Sequence, Tuple
 
-from kooi.guest import agent, fresh
+from kooi.guest import fresh, start
 from kooi.linux import caps, namespaces, process, seccomp
 from kooi.spawn import confine
 
@@ -102,7 +102,7 @@ class _Zygote:
         self._prepare: Sequence[Any] = config["prepare"]
         self._seal: Sequence[Any] = config["seal"]
         self._setup = _setup(config["guest"])
-        agent.prepare(self._setup)
+        start.prepare(self._setup)
 
     def serve_one(self) -> None:
         """Handle one message: fork one blank. The spawner's end closing is the end of the cell."""
@@ -143,10 +143,10 @@ class _Zygote:
             namespaces.write_maps(pid, entries, entries)
 
 
-def _setup(guest: Mapping[str, Any]) -> agent.Setup:
+def _setup(guest: Mapping[str, Any]) -> start.Setup:
     """Return what every agent of this cell is told; a box only adds whether its interpreters are new ones."""
     values: Dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in guest.items()}
-    return agent.Setup(
+    return start.Setup(
         # Code with an id of its own loses its capabilities with the agent's id.
         confine_code=caps.set_caps if guest["code_uid"] is None else None,
         # The agent's own program for new interpreters, read while our files are in sight.
@@ -157,7 +157,7 @@ def _setup(guest: Mapping[str, Any]) -> agent.Setup:
     )
 
 
-def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any], setup: agent.Setup) -> None:
+def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any], setup: start.Setup) -> None:
     """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
     process.close_all_but((0, 1, 2, blank_fd))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -178,7 +178,7 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
             socket.sethostname("kooi")
         process.set_dumpable(False)
         confinement.carry_out(prepare)
-        ahead = agent.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
+        ahead = start.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
         confinement.companion = ahead.interpreter
         data, fds = _receive(control)
         if not data:
@@ -192,10 +192,10 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
         control.send(str(error).encode("utf-8", "backslashreplace")[:_WORDS_BYTES] or b"no reason given")
         return
     control.close()
-    agent.serve(fds[0], setup, ahead)
+    start.serve(fds[0], setup, ahead)
 
 
-def _seal_code(confinement: confine.Confinement, seal: Sequence[Any], setup: agent.Setup) -> None:
+def _seal_code(confinement: confine.Confinement, seal: Sequence[Any], setup: start.Setup) -> None:
     """Confine the first interpreter for good; what is still open for its agent is closed for it."""
     if setup.confine_code is not None:
         setup.confine_code()
