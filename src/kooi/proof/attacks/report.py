@@ -18,6 +18,7 @@ def to_json(report: SuiteReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "counts": {level: counts(report, level) for level in report.levels},
         "controls": dict(report.controls),
+        "left_at_the_end": {level: list(what) for level, what in report.left.items()},
         "absent": [asdict(absent) for absent in report.absent],
         "findings": [_finding(f) for f in report.findings],
     }
@@ -44,7 +45,10 @@ def remarks(report: SuiteReport) -> list[tuple[str, str]]:
     for absent in report.absent:
         fix = f"; {absent.fix}" if absent.fix else ""
         lines.append((f"{absent.level}: not run here: {absent.reason}{fix}", "dim"))
-    left = [f for f in report.findings if f.residue]
+    for level, what in report.left.items():
+        if what:
+            lines.append((f"{level}: when all was closed there was still: {', '.join(what)}", "bad"))
+    left = any(f.residue for f in report.findings) or any(report.left.values())
     lines.append(("something was left behind" if left else "nothing was left behind", "bad" if left else "good"))
     return lines
 

@@ -1,7 +1,9 @@
 """What is left behind: everything of this process that the host can see, before and after.
 
 Helpers that stay warm between boxes are there in both pictures, under the same description, so they cancel out. What
-is compared is a bag of descriptions without numbers: a replaced helper is no residue, one more of them is.
+is compared is a bag of descriptions without numbers: a replaced helper is no residue, one more of them is. What a level
+keeps in stock goes up and down with use, so a program is held to the most there has been before it; and when a level is
+done its helpers are closed too, and then everything has to be as it was before the level was used at all.
 
 Other programs use the machine too, and other sandboxes of the same kind. Ours are told apart by descent, by the
 planted environment variable, and by the names that this process's spawners write into their journals.
@@ -30,6 +32,7 @@ class Residue:
     def __init__(self, token: str = "") -> None:
         self._token = token
         self._names: set[str] = set()
+        self._most: Counter[str] = Counter()
 
     def picture(self) -> Counter[str]:
         """Return the bag of everything of ours that the host sees now; empty where there is no `/proc`."""
@@ -42,15 +45,20 @@ class Residue:
         return bag
 
     async def settled(self) -> Counter[str]:
-        """Return the picture once it has stopped changing: helpers refill their stock after each use."""
+        """Return the most there has been so far, once the picture has stopped changing: stock is refilled after use."""
         deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
         last = await asyncio.to_thread(self.picture)
         while True:
             await asyncio.sleep(0.1)
             now = await asyncio.to_thread(self.picture)
             if now == last or asyncio.get_running_loop().time() >= deadline:
-                return now
+                self._most |= now
+                return self._most.copy()
             last = now
+
+    def forget(self) -> None:
+        """Begin a new level: what the last one kept in stock is closed and no measure any more."""
+        self._most.clear()
 
     async def since(self, before: Counter[str]) -> tuple[str, ...]:
         """Return what is there more often than in `before`, once it has had a moment to go away."""

@@ -18,15 +18,15 @@ import platform
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kooi.contract.backend import Availability
 from kooi.contract.errors import KooiError
 from kooi.contract.result import Result
 from kooi.contract.spec import Spec
 from kooi.linux.seccomp_numbers import numbers
-from kooi.proof.access import BoxLike, Opener, open_box, probe_all
+from kooi.proof.access import BoxLike, Opener, close_all, open_box, probe_all
 from kooi.proof.attacks import suites
 from kooi.proof.attacks.bare import harm_without_sandbox
 from kooi.proof.attacks.canaries import ENVIRONMENT_NAME, Canaries
@@ -57,7 +57,10 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class SuiteReport:
-    """What a suite came to: a finding per program and level, the levels that are absent, and the controls."""
+    """What a suite came to: a finding per program and level, the levels that are absent, and the controls.
+
+    `left` is what was still there, by level, when its helpers were closed too.
+    """
 
     suite: str
     levels: tuple[str, ...]
@@ -65,11 +68,12 @@ class SuiteReport:
     absent: tuple[Absent, ...]
     controls: dict[str, str | None]
     seconds: float
+    left: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def as_expected(self) -> bool:
         """Whether every outcome is an expected one, with nothing left behind."""
-        return bool(self.findings) and all(f.as_expected for f in self.findings)
+        return bool(self.findings) and all(f.as_expected for f in self.findings) and not any(self.left.values())
 
     def at(self, program: str, level: str) -> Finding:
         """Return the finding for one program at one level."""
@@ -92,6 +96,7 @@ async def run_suite(
     started = time.monotonic()
     working, absent = await _levels(levels)
     findings: list[Finding] = []
+    left: dict[str, tuple[str, ...]] = {}
     with _own_temporary_folder():
         async with Canaries() as canaries:
             controls = {}
@@ -100,11 +105,15 @@ async def run_suite(
                 controls[program.id] = await harm_without_sandbox(program, canaries, parameters(canaries))
             residue = Residue(canaries.environment_token)
             for level in working:
+                bare = await residue.settled()
                 await _warm(level, opener)
                 for program in programs:
                     tell(program.title, level)
                     findings.append(await attack(program, level, canaries, controls[program.id], residue, opener))
-    return SuiteReport(suite, tuple(working), tuple(findings), absent, controls, time.monotonic() - started)
+                await close_all()
+                left[level] = await residue.since(bare)
+                residue.forget()
+    return SuiteReport(suite, tuple(working), tuple(findings), absent, controls, time.monotonic() - started, left)
 
 
 def parameters(canaries: Canaries) -> dict[str, object]:
@@ -136,6 +145,7 @@ def syscall_numbers() -> dict[str, int]:
 async def _levels(asked: Sequence[str]) -> tuple[list[str], tuple[Absent, ...]]:
     """Split the levels asked for into those that work and those that do not."""
     found = await probe_all()
+    await close_all()
     names = list(asked) or list(found)
     working, absent = [], []
     for name in names:
