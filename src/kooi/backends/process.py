@@ -127,7 +127,7 @@ def _spawned_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:
     # RLIMIT_NPROC never binds the kernel's uid 0.
     maybe = (
         clauses.cpu_clause(spec, facts),
-        clauses.memory_clause(spec, facts),
+        _memory_clause(spec, facts),
         clauses.processes_clause(spec, facts, own_ids=facts.euid != 0),
         clauses.open_files_clause(spec),
     )
@@ -145,6 +145,13 @@ def _spawned_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:
         Clause("kill", "pid namespace: its first process's end is the end of all", "kernel"),
     ]
     return found
+
+
+def _memory_clause(spec: Spec, facts: HostFacts) -> Clause | None:
+    if facts.cgroup_writable or spec.limits.memory_bytes is None:
+        return clauses.memory_clause(spec, facts)
+    # Memory behind descriptors (memfd, /dev/shm, /tmp) is the host's here, and nothing counts it.
+    return Clause("memory_bytes", "RLIMIT_DATA; what processes have mapped is watched every 20 ms", "per_process")
 
 
 def _child_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:

@@ -36,6 +36,9 @@ _CELL_ENV = {
 }
 
 
+_REAP_SECONDS = 0.02
+
+
 class SocketStream:
     """A stream over one socket: read and write side are the same descriptor."""
 
@@ -318,11 +321,24 @@ class SpawnerHandle:
         """Let the spawner go without its loop, which is another thread's or closed: it kills everything as we close."""
         self.alive = False
         if self.loop.is_closed():
-            self._socket.close()
+            self._let_go()
             self._process.wait()
         else:
-            self.loop.call_soon_threadsafe(self.loop.remove_reader, self._socket.fileno())
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self.loop.call_soon_threadsafe(self._leave_loop)
+
+    def _leave_loop(self) -> None:
+        self.loop.remove_reader(self._socket.fileno())
+        self._let_go()
+        self._reap()
+
+    def _reap(self) -> None:
+        if self._process.poll() is None:
+            self.loop.call_later(_REAP_SECONDS, self._reap)
+
+    def _let_go(self) -> None:
+        self._socket.close()
+        for box in list(self.boxes.values()):
+            box.stream.close()
         if self.reader is not None:
             self.reader.close()
 
