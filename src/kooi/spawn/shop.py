@@ -168,7 +168,7 @@ class Shop:
             return
         del cell.making[entry.number]
         try:
-            entry.control.send(b"go")
+            entry.control.send(b"go now" if cell.waiting else b"go")
         except OSError:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return

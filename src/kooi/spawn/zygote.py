@@ -25,7 +25,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, List, Mapping, NoReturn, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kooi.guest import fresh, start
 from kooi.linux import caps, namespaces, process, seccomp
@@ -40,7 +40,8 @@ _FLAGS = {
     "mount": namespaces.NEWNS,
 }
 _MAX_MESSAGE = 1 << 18
-_FIRST = b"go"
+# Go on; with a request waiting, go on without doing anything ahead that the request does not need.
+GO, GO_NOW = b"go", b"go now"
 _CODE_ID = 1000
 _WORDS_BYTES = 2000
 
@@ -164,7 +165,7 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
     os.setsid()
     control = socket.socket(fileno=blank_fd)
     data, _ = _receive(control)
-    if data != _FIRST:
+    if data not in (GO, GO_NOW):
         return
     confinement = confine.Confinement()
     try:
@@ -178,8 +179,10 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
             socket.sethostname("kooi")
         process.set_dumpable(False)
         confinement.carry_out(prepare)
-        ahead = start.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
-        confinement.companion = ahead.interpreter
+        ahead: Optional[start.Ahead] = None
+        if data == GO:
+            ahead = start.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
+            confinement.companion = ahead.interpreter
         data, fds = _receive(control)
         if not data:
             return
