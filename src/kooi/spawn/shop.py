@@ -19,7 +19,6 @@ from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.journal import Journal
 from kooi.spawn.watchdog import Watchdog
 
-_CODE_INSIDE = 1000
 # A zygote's queue holds about ten packets; it never gets more than it can take at once.
 _MAKING = 8
 _FAILURES = 3
@@ -144,7 +143,7 @@ class Shop:
         cell.making[entry.number] = entry
         head: dict[str, Any] = {"blank": entry.number}
         if pair is not None:
-            head |= {"agent": pair[0], "code": pair[1], "code_inside": _CODE_INSIDE}
+            head |= {"agent": pair[0], "code": pair[1]}
         try:
             messages.send(cell.control, head, fds=[theirs.fileno()])
         except OSError:
@@ -168,7 +167,7 @@ class Shop:
             return
         del cell.making[entry.number]
         try:
-            entry.control.send(b"go now" if cell.waiting else b"go")
+            entry.control.send(messages.GO_NOW if cell.waiting else messages.GO)
         except OSError:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
