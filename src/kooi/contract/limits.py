@@ -62,7 +62,8 @@ RANGES: Mapping[str, Range] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits. memory, processes, disk, files and open_files bound the whole sandbox; wall, CPU and output each run.
+    """Limits. memory, processes, disk and files bound the whole sandbox; wall, CPU and output each run; open_files
+    each process.
 
     A value out of its range in `RANGES`, or of a wrong type, raises `InvalidPolicy` with `key` naming it.
     """
