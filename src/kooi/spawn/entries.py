@@ -48,6 +48,7 @@ class Cell:
     def __init__(self, key: str, plan: dict[str, Any], control: socket.socket) -> None:
         self.key = key
         self.plan = plan
+        self.home: str = plan["zygote"]["guest"]["home"]
         self.control = control
         self.launcher: subprocess.Popen[bytes] | None = None
         self.block: Lease | None = None

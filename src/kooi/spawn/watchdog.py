@@ -16,17 +16,17 @@ from kooi.spawn.entries import Entry
 TICK_SECONDS = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_WORKSPACE = "/proc/{pid}/root/home/user"
 
 
 class Watch:
-    """One watched box: its limit, the resident size it began with, and what was seen so far."""
+    """One watched box: its limit, the resident size it began with, its workspace, and what was seen so far."""
 
-    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported")
+    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported", "workspace")
 
-    def __init__(self, limit: int | None, base: int) -> None:
+    def __init__(self, limit: int | None, base: int, workspace: str) -> None:
         self.limit = limit
         self.base = base
+        self.workspace = workspace
         self.peak = self.cpu_ns = self.pids_peak = 0
         self.reported = False
 
@@ -41,7 +41,7 @@ class Watchdog:
 
     def add(self, entry: Entry, limit: int | None) -> None:
         """Begin to watch a box."""
-        entry.watch = Watch(limit, _resident(entry.pid))
+        entry.watch = Watch(limit, _resident(entry.pid), f"/proc/{entry.pid}/root{entry.cell.home}")
         self._entries[entry.number] = entry
 
     def remove(self, entry: Entry) -> dict[str, Any]:
@@ -74,9 +74,10 @@ class Watchdog:
         watch.pids_peak = max(watch.pids_peak, len(pids))
         watch.cpu_ns = max(watch.cpu_ns, sum(map(_cpu_ns, pids)))
         sizes = sorted(((max(0, _resident(pid) - watch.base), pid) for pid in pids), reverse=True)
-        used = _workspace_bytes(entry.pid) + sum(size for size, _ in sizes)
+        files = _stored_bytes(watch.workspace)
+        used = files + sum(size for size, _ in sizes)
         if watch.limit is not None and used > watch.limit // 2:
-            used = _workspace_bytes(entry.pid) + sum(_proportional(pid) for _, pid in sizes)
+            used = files + sum(_proportional(pid) for _, pid in sizes)
         watch.peak = max(watch.peak, used)
         if watch.limit is not None and used > watch.limit and not watch.reported:
             watch.reported = True
@@ -137,10 +138,10 @@ def _proportional(pid: int) -> int:
     return total
 
 
-def _workspace_bytes(pid: int) -> int:
-    """Return what is in the box's tmpfs; the path is the view's own, where the code can plant nothing."""
+def _stored_bytes(workspace: str) -> int:
+    """Return what is in the box's tmpfs. In a view of its own the code can plant nothing on the way there."""
     try:
-        found = os.statvfs(_WORKSPACE.format(pid=pid))
+        found = os.statvfs(workspace)
     except OSError:
         return 0
     return (found.f_blocks - found.f_bfree) * found.f_frsize
