@@ -29,6 +29,7 @@ from kooi.contract.limits import Limits
 from kooi.contract.result import Usage
 from kooi.contract.spec import Spec
 from kooi.settings import host_env
+from kooi.spawn.stream import SocketStream
 
 GUEST = str(Path(__file__).resolve().parents[1] / "guest" / "__main__.py")
 REAP_SECONDS = 0.0005
@@ -46,19 +47,6 @@ del sys.argv[1], which, soft, hard, each, resource
 __file__ = sys.argv[0] = sys.argv.pop(1)
 exec(compile(open(__file__).read(), __file__, "exec"))
 """
-
-
-class SocketStream:
-    """Our end of a socket pair."""
-
-    def __init__(self, ours: socket.socket) -> None:
-        ours.setblocking(False)
-        self._socket = ours
-        self.read_fd = self.write_fd = ours.fileno()
-
-    def close(self) -> None:
-        """Close it; safe twice."""
-        self._socket.close()
 
 
 class _ExitWatch:

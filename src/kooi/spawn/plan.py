@@ -15,11 +15,24 @@ from typing import Any
 
 from kooi.contract.backend import HostFacts
 from kooi.contract.spec import Spec
-from kooi.images.host import HOME, View
+from kooi.images.host import GUEST_ROOT, HOME, View
 
 CODE_ID = 1000
 # The agent, the file helper and the run's own supervision are not the code's: they come on top of its process limit.
 AGENT_PROCESSES = 2
+
+_CELL_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": HOME,
+    # A zygote must have one thread, and a pool of threads does not live through a fork.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
+    "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
+}
 
 _JAIL_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mount")
 _PLAIN_NAMESPACES = ("user", "pid", "net", "mount")
@@ -67,6 +80,40 @@ class CellPlan:
     def key(self) -> str:
         """Return the digest under which cells are shared."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def encode(self, source: str) -> bytes:
+        """Return what the spawner is sent: what builds the cell, and what its zygote is told then.
+
+        `source` is the folder on the host that holds the package `kooi`.
+        """
+        view = self.view
+        env = list(_CELL_ENV.items())
+        zygote = {
+            "python": view.python,
+            "sys_path": view.sys_path,
+            "warm": view.warm,
+            "restrictions": self.restrictions,
+            "namespaces": self.namespaces,
+            "ids": self.ids,
+            "code_id": CODE_ID,
+            "prepare": self.prepare,
+            "seal": self.seal,
+            "guest": self.guest,
+        }
+        build = {
+            "ids": self.ids,
+            "id_base": 0,
+            "id_count": 1,
+            "binds": [*view.binds, (source + "/kooi", GUEST_ROOT + "/kooi")],
+            "datasets": self.datasets,
+            "links": view.links,
+            "texts": view.texts,
+            "python": view.python,
+            "guest_root": GUEST_ROOT,
+            "env": env,
+        }
+        message = {"isolated": self.isolated, "ids": self.ids, "source": source, "env": env}
+        return json.dumps({**message, "build": build, "zygote": zygote}).encode()
 
 
 @dataclass(frozen=True)
