@@ -284,6 +284,7 @@ class AgentTarget:
         ours, theirs = socket.socketpair()
         served = agent.Agent(self._setup)
         served.nursery.null = os.open(os.devnull, os.O_RDWR)
+        served.settle()
         served.connect(ours.fileno(), ours.fileno())
         served.poller.watch(ours.fileno(), 1, served._stream_ready)
         theirs.setblocking(False)
