@@ -130,12 +130,81 @@ def test_blanks_that_die_do_not_spin(in_workshop: InWorkshop) -> None:
     in_workshop(work)
 
 
+HOSTILE = r"""
+import array, json, os, re, socket, sys
+control = socket.socket(fileno=int(re.search(r"main\((\d+)\)", open("/proc/self/cmdline").read())[1]))
+def answer(head, *fds):
+    control.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+control.send(b'{"ready": true}')
+while True:
+    number = json.loads(control.recv(10000))["blank"]
+    WAY(b'{"blank": %d}' % number)
+"""
+WAYS = {
+    "deep JSON": "lambda head: control.send(b'[' * 100_000)",
+    "a file for a pidfd": "lambda head: answer(head, os.open('/etc/passwd', 0))",
+    "a socket for a pidfd": "lambda head: answer(head, socket.socket().fileno())",
+    "two pidfds": "lambda head: answer(head, os.pidfd_open(os.getpid()), os.pidfd_open(os.getpid()))",
+    "none": "answer",
+    "its own pidfd": "lambda head: answer(head, os.pidfd_open(os.getpid()))",
+    "an end": "lambda head: os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hostile_zygote_harms_its_own_cell_alone(in_workshop: InWorkshop, tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "packages"
+    folder.mkdir(mode=0o755)
+    (folder / "hostile.py").write_text(HOSTILE.replace("WAY", f"({WAYS[way]})"))
+    open_to_all(folder)
+
+    async def work(workshop: Workshop) -> None:
+        keeper = await workshop.box()
+        assert await output(keeper, "print(1)") == "1\n"
+        plan = workshop.plan()
+        warm = (*plan.cell.view.warm, "hostile")
+        view = dataclasses.replace(plan.cell.view, warm=warm, sys_path=(*plan.cell.view.sys_path, "/data/packages"))
+        cell = dataclasses.replace(plan.cell, view=view, datasets=(("packages", str(folder)),))
+        await workshop.handle.cell(cell.key, cell)
+        box = workshop.handle.open(cell.key, plan.box, plan.box.encode())
+        event = await asyncio.wait_for(box.events().__anext__(), 10)
+        assert event.kind in ("failed", "exited")
+        box.stream.close()
+        assert await output(keeper, "print(2)") == "2\n"
+        assert await workshop.run("print(3)") == "3\n"
+        await end(keeper)
+
+    in_workshop(work)
+
+
+def test_cells_that_ended_leave_no_zombie(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        box = await workshop.box()
+        assert await output(box, "print(1)") == "1\n"
+        for pid in zygotes(workshop):
+            os.kill(pid, signal.SIGKILL)
+        await box.kill()
+        box.stream.close()
+        for _ in range(100):
+            if not zygotes(workshop):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the spawner did not reap its cell")
+
+    in_workshop(work)
+
+
+def open_to_all(folder: Path) -> None:
+    """Let the ids of boxes read what a test wrote."""
+    for parent in [folder, *folder.parents]:
+        if os.stat(parent).st_uid == os.geteuid() and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+
+
 def test_datasets_are_there_and_read_only(in_workshop: InWorkshop, tmp_path: Path) -> None:
     source = tmp_path / "sales"
     source.mkdir(mode=0o755)
-    for parent in source.parents:
-        if os.stat(parent).st_uid == os.geteuid() and str(parent).startswith("/tmp/"):
-            parent.chmod(0o755)
+    open_to_all(source)
     (source / "a.csv").write_text("x\n1\n")
     (source / "a.csv").chmod(0o644)
     spec = Spec(policy=Policy(datasets=(Dataset("sales", str(source)),)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import select
 import signal
 import socket
 import subprocess
@@ -108,6 +107,7 @@ class Cells:
         self._all.discard(cell)
         if cell.pidfd >= 0:
             self._loop.forget(cell.pidfd)
+            process.reap_pidfd(cell.pidfd)
             os.close(cell.pidfd)
             cell.pidfd = -1
         if cell.launcher is not None:
@@ -123,7 +123,7 @@ class Cells:
         for cell in list(self._all):
             self.end(cell, "closed")
         for cell in list(self._all):
-            select.select([cell.pidfd], [], [], _END_SECONDS)
+            process.wait_pidfd(cell.pidfd, _END_SECONDS)
             self._dead(cell)
 
     def _build(self, key: str, plan: dict[str, Any]) -> Cell | None:
@@ -175,21 +175,23 @@ class Cells:
         elif "failed" in head:
             messages.close_all(fds)
             self.end(cell, str(head["failed"])[:_REASON_BYTES])
-        elif "cell" in head and fds and cell.pidfd < 0:
-            self._first_process(cell, fds)
+        elif "cell" in head and len(fds) == 1 and cell.pidfd < 0:
+            self._first_process(cell, fds[0])
         elif head.get("ready") is True and not cell.live:
             self._ready(cell)
         else:
             messages.close_all(fds)
             self.end(cell, "its zygote broke the protocol")
 
-    def _first_process(self, cell: Cell, fds: list[int]) -> None:
-        cell.pidfd = fds[0]
-        messages.close_all(fds[1:])
+    def _first_process(self, cell: Cell, pidfd: int) -> None:
+        cell.pidfd = pidfd
         # Only once its launcher is gone is the first process ours, and may ask for a signal at our end.
         if cell.launcher is not None:
             cell.launcher.wait()
-        messages.send(cell.control, cell.plan["zygote"])
+        try:
+            messages.send(cell.control, cell.plan["zygote"])
+        except OSError:
+            self.end(cell, "its first process ended")
 
     def _ready(self, cell: Cell) -> None:
         cell.live = True
@@ -202,6 +204,10 @@ class Cells:
         else:
             self._loop.tell_host({"cell": cell.key, "ready": True})
         self._owner.cell_ready(cell)
+
+    def living(self) -> list[Cell]:
+        """Return every cell that has not ended: those that serve, their successors, and replaced ones with boxes."""
+        return [cell for cell in self._all if not cell.ended]
 
     def retire(self, cell: Cell) -> None:
         """End a cell that no longer serves as soon as its last box is gone."""

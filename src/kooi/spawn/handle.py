@@ -18,7 +18,7 @@ from kooi.contract.result import Usage
 from kooi.images.host import GUEST_ROOT
 from kooi.linux import cgroup, process
 from kooi.spawn import messages
-from kooi.spawn.plan import BoxPlan, CellPlan
+from kooi.spawn.plan import CODE_ID, BoxPlan, CellPlan
 from kooi.spawn.posture import posture_of
 
 SOURCE = str(Path(__file__).resolve().parent.parent.parent)
@@ -365,6 +365,7 @@ def _cell_message(plan: CellPlan) -> bytes:
         "restrictions": plan.restrictions,
         "namespaces": plan.namespaces,
         "ids": plan.ids,
+        "code_id": CODE_ID,
         "prepare": plan.prepare,
         "seal": plan.seal,
         "guest": plan.guest,

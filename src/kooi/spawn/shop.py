@@ -19,7 +19,6 @@ from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.journal import Journal
 from kooi.spawn.watchdog import Watchdog
 
-_CODE_INSIDE = 1000
 # A zygote's queue holds about ten packets; it never gets more than it can take at once.
 _MAKING = 8
 _FAILURES = 3
@@ -89,10 +88,7 @@ class Shop:
             else:
                 # Where the zygote is not the first process of a pid namespace, its end is not theirs.
                 process.signal_pidfd(entry.pidfd, signal.SIGKILL)
-        for request in cell.waiting:
-            os.close(request.stream)
-            self._loop.tell_host({"box": request.box, "failed": reason})
-        cell.waiting.clear()
+        self._refuse_waiting(cell, reason)
         if reason != "replaced":
             self._loop.tell_host({"cell": cell.key, "failed": reason})
 
@@ -103,9 +99,16 @@ class Shop:
             messages.close_all(fds)
             if entry is not None and entry.pidfd < 0:
                 self._discard(entry)
+                self._refuse_waiting(cell, f"no process could be made: {str(head.get('failed'))[:_WORDS_BYTES]}")
+            return
+        try:
+            # Whatever is no pidfd may never become readable, or not be fit to be watched at all.
+            entry.pid = process.pid_of(fds[0])
+        except OSError:
+            messages.close_all(fds)
+            self._cells.end(cell, "its zygote broke the protocol")
             return
         entry.pidfd = fds[0]
-        entry.pid = process.pid_of(entry.pidfd)
         self._loop.watch(entry.pidfd, lambda: self._gone(entry))
         if entry.pid <= 0:
             return
@@ -113,6 +116,12 @@ class Shop:
             self._groups.attach(entry.pid, lambda slot, error: self._attached(entry, slot, error))
         else:
             self._attached(entry, None, None)
+
+    def _refuse_waiting(self, cell: Cell, reason: str) -> None:
+        for request in cell.waiting:
+            os.close(request.stream)
+            self._loop.tell_host({"box": request.box, "failed": reason})
+        cell.waiting.clear()
 
     # Blanks.
 
@@ -144,7 +153,7 @@ class Shop:
         cell.making[entry.number] = entry
         head: dict[str, Any] = {"blank": entry.number}
         if pair is not None:
-            head |= {"agent": pair[0], "code": pair[1], "code_inside": _CODE_INSIDE}
+            head |= {"agent": pair[0], "code": pair[1]}
         try:
             messages.send(cell.control, head, fds=[theirs.fileno()])
         except OSError:
@@ -168,7 +177,7 @@ class Shop:
             return
         del cell.making[entry.number]
         try:
-            entry.control.send(b"go now" if cell.waiting else b"go")
+            entry.control.send(messages.GO_NOW if cell.waiting else messages.GO)
         except OSError:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
@@ -237,11 +246,12 @@ class Shop:
                     entry.slot.group.strike()
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
-        for cell in list(self._cells.serving.values()):
+        for cell in self._cells.living():
             for request in list(cell.waiting):
                 if request.box == box:
                     cell.waiting.remove(request)
                     os.close(request.stream)
+                    self._cells.retire(cell)
         # Not there, or not any more: either way nothing of it is left.
         self._loop.tell_host({"box": box, "exited": {}})
 
@@ -295,6 +305,9 @@ class Shop:
         entry.control.close()
         if entry.pidfd >= 0:
             self._loop.forget(entry.pidfd)
+            if cell.ended:
+                # It may have become ours when its zygote died.
+                process.reap_pidfd(entry.pidfd)
             os.close(entry.pidfd)
             entry.pidfd = -1
         if entry.slot is not None:
