@@ -78,7 +78,7 @@ class AsyncSandbox:
             raise Unsupported(
                 "a sandbox of this version lives in the process that opened it, and ends with it",
                 key="detach",
-                fix="keep that process as long as the sandbox is wanted; a keeper of its own comes with a later version",
+                fix="keep that process as long as the sandbox is wanted; a later version has a keeper for this",
             )
         if spec is None:
             spec = _spec(level, policy, limits, image, preload, fresh)
