@@ -3,7 +3,8 @@
 Theory of operation: namespaces are tried in a fresh interpreter, a process of its own that may be spoilt: it makes a
 user namespace, mounts a tmpfs and a fresh /proc in it, and prints what failed. Some hosts let the first succeed and
 refuse the next (a confined user namespace, a masked /proc in a container), so every step counts for itself. A control
-group counts as writable where one was made and removed, as the spawner will. Everything else is read from /proc and /sys. What is missing comes with the reason and, where there is one, the fix.
+group counts as writable where one was made and removed, as the spawner will. Everything else is read from /proc and
+/sys. What is missing comes with the reason and, where there is one, the fix.
 """
 
 from __future__ import annotations
