@@ -32,7 +32,6 @@ __all__ = [
     "layout",
     "planned",
     "remove_groups",
-    "roots",
 ]
 
 
@@ -48,11 +47,6 @@ def layout(*, delegate: bool = False, for_child: bool = False) -> Layout:
     if all(key in v1 for key in NEEDED):
         return v1_layout(found)
     return cgroup_v2.v2_layout(found, delegate=delegate, for_child=for_child)
-
-
-def roots(where: Layout) -> list[str]:
-    """Return the mount points of the control group file systems: what a reaper may look below."""
-    return sorted({one.mount for one in where.hierarchies})
 
 
 def planned(where: Layout, name: str) -> dict[str, str]:

@@ -16,7 +16,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -163,7 +162,3 @@ def _write(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:
         file.write(text)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

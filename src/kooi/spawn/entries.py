@@ -12,6 +12,19 @@ from kooi.spawn.ids import IdPairs
 from kooi.spawn.leases import Lease
 
 
+class Watch:
+    """One watched box: its limit, the resident size it began with, its workspace, and what was seen so far."""
+
+    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported", "workspace")
+
+    def __init__(self, limit: int | None, base: int, workspace: str) -> None:
+        self.limit = limit
+        self.base = base
+        self.workspace = workspace
+        self.peak = self.cpu_ns = self.pids_peak = 0
+        self.reported = False
+
+
 class Entry:
     """One blank, later one box. `box` is the host's number for it, None while it is a blank."""
 
@@ -26,7 +39,7 @@ class Entry:
         self.pidfd = -1
         self.pid = 0
         self.box: int | None = None
-        self.watch: Any = None
+        self.watch: Watch | None = None
 
 
 class Request:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -140,7 +139,3 @@ def main(host_fd: int, owner_pidfd: int) -> None:
     process.adopt_orphans()
     process.close_all_but((0, 1, 2, host_fd, owner_pidfd))
     Spawner(socket.socket(fileno=host_fd), owner_pidfd).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -11,24 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kooi.spawn.entries import Entry
+from kooi.spawn.entries import Entry, Watch
 
 TICK_SECONDS = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Watch:
-    """One watched box: its limit, the resident size it began with, its workspace, and what was seen so far."""
-
-    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported", "workspace")
-
-    def __init__(self, limit: int | None, base: int, workspace: str) -> None:
-        self.limit = limit
-        self.base = base
-        self.workspace = workspace
-        self.peak = self.cpu_ns = self.pids_peak = 0
-        self.reported = False
 
 
 class Watchdog:
@@ -68,7 +55,8 @@ class Watchdog:
             return
         self._next = now + TICK_SECONDS
         for entry in list(self._entries.values()):
-            self._sample(entry, entry.watch, tree(entry.pid))
+            if entry.watch is not None:
+                self._sample(entry, entry.watch, tree(entry.pid))
 
     def _sample(self, entry: Entry, watch: Watch, pids: list[int]) -> None:
         watch.pids_peak = max(watch.pids_peak, len(pids))
