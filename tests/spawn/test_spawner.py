@@ -102,6 +102,17 @@ def test_a_preload_that_fails_says_why(in_workshop: InWorkshop) -> None:
     in_workshop(work)
 
 
+def test_a_view_that_cannot_be_built_says_why(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        plan = workshop.plan()
+        view = dataclasses.replace(plan.cell.view, binds=(*plan.cell.view.binds, ("/no/such/folder", "/x")))
+        with pytest.raises(SetupFailed, match="cell: FileNotFoundError"):
+            await workshop.box(dataclasses.replace(plan, cell=dataclasses.replace(plan.cell, view=view)))
+        assert await workshop.run("print(1)") == "1\n"
+
+    in_workshop(work)
+
+
 @pytest.mark.parametrize("step", ["quota", "rlimits", "capabilities"])
 def test_a_step_that_fails_starts_nothing(in_workshop: InWorkshop, step: str) -> None:
     async def work(workshop: Workshop) -> str:
