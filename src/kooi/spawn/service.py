@@ -88,7 +88,7 @@ class Service:
     def handle(self) -> SpawnerHandle:
         """Return the spawner of the running loop, starting one if there is none."""
         loop = asyncio.get_running_loop()
-        for old in [known for known in self._handles if known.is_closed()]:
+        for old in [known for known in list(self._handles) if known.is_closed()]:
             self._handles.pop(old).abandon()
         handle = self._handles.get(loop)
         if handle is None or not handle.alive:
