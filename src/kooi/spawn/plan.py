@@ -1,8 +1,9 @@
 """The plan: a spec and the host's facts, compiled into ordered steps. Pure; `explain` prints it.
 
 A plan has two halves. The *cell* half says how to build the cell and its zygote; it is the same for every sandbox with
-the same image, preload list and datasets, so cells are shared by its key. The *box* half is the list of steps that
-turn a blank into a box, in security order; each step is a verb of `spawn/confine.py` with its arguments.
+the same image, preload list and datasets, so cells are shared by its key. It also has the steps that its blanks take
+ahead of any request (`prepare`) and last (`seal`). The *box* half is the list of steps in between, that turn a blank
+into a box. Each step is a verb of `spawn/confine.py` with its arguments; together they are in security order.
 """
 
 from __future__ import annotations
