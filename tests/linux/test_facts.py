@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kooi.contract.backend import HostFacts
-from kooi.linux import bpf, cgroup, facts, landlock, libc, seccomp
+from kooi.linux import bpf, cgroup, facts, landlock, libc, seccomp, subids
 from kooi.linux.seccomp_numbers import numbers
 from tests.linux.children import in_child
 
@@ -194,8 +194,10 @@ def test_sub_uids_are_found_by_name_and_by_number(tmp_path: Path) -> None:
         pytest.skip("this user has no name")
     path = tmp_path / "subuid"
     path.write_text(f"{me}:100000:65536\n{os.geteuid()}:300000:10\nother:1:1\n{me}:x:1\nbroken\n{me}:1:2:3\n")
-    assert facts.subuid_ranges(str(path)) == [(100000, 65536), (300000, 10)]
-    assert facts.subuid_ranges(str(tmp_path / "nothing")) == []
+    assert subids.ranges(str(path)) == [(100000, 65536), (300000, 10)]
+    assert subids.first(str(path)) == (100000, 65536)
+    assert subids.ranges(str(tmp_path / "nothing")) == []
+    assert subids.first(str(tmp_path / "nothing")) == (0, 0)
 
 
 def test_the_detail_is_what_the_kernel_says() -> None:

@@ -13,13 +13,12 @@ import errno
 import json
 import os
 import platform
-import pwd
 import shutil
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
-from kooi.linux import cgroup, landlock, libc
+from kooi.linux import cgroup, landlock, libc, subids
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _OTHERS = 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000  # cgroup, uts, ipc, net
@@ -248,28 +247,17 @@ def _cgroup(reasons: Dict[str, str]) -> Dict[str, Any]:
 
 
 def _subuids(reasons: Dict[str, str]) -> Dict[str, Any]:
-    ranges = subuid_ranges("/etc/subuid")
+    counts = {path: subids.first(path)[1] for path in ("/etc/subuid", "/etc/subgid")}
+    count = min(counts.values())
     helpers = all(shutil.which(name) for name in ("newuidmap", "newgidmap"))
-    if not ranges:
-        reasons["subuid_count"] = "no range in /etc/subuid is this user's; usermod --add-subuids 100000-165535 NAME"
+    if not count:
+        missing = " and ".join(path for path in counts if not counts[path])
+        reasons["subuid_count"] = f"no range in {missing} is this user's; " + (
+            "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 NAME"
+        )
     if not helpers:
         reasons["newuidmap"] = "newuidmap and newgidmap are not installed; install the package uidmap"
-    return {"subuid_count": sum(count for _, count in ranges), "newuidmap": helpers}
-
-
-def subuid_ranges(path: str) -> List[Tuple[int, int]]:
-    """Return (first, count) of every range that a subuid or subgid file gives to this user."""
-    mine = {str(os.geteuid())}
-    try:
-        mine.add(pwd.getpwuid(os.geteuid()).pw_name)
-    except KeyError:
-        pass
-    found = []
-    for line in (_read(path) or "").splitlines():
-        parts = line.split(":")
-        if len(parts) == 3 and parts[0] in mine and parts[1].isdigit() and parts[2].isdigit():
-            found.append((int(parts[1]), int(parts[2])))
-    return found
+    return {"subuid_count": count, "newuidmap": helpers}
 
 
 # ---- detail
