@@ -34,5 +34,9 @@ def test_what_is_stored_is_looked_for_in_the_boxs_own_home(entry: Entry, monkeyp
     watchdog = Watchdog(exceeded.append)
     watchdog.add(entry, 5 * 4096)
     used = watchdog.usage(entry)
+    assert (asked, exceeded, used["oom"]) == ([], [], 0), "nothing of its own is mounted there yet"
+    assert entry.watch is not None
+    entry.watch.outside = -1
+    used = watchdog.usage(entry)
     assert set(asked) == {f"/proc/{os.getpid()}/root{entry.cell.home}"}
     assert used["memory_peak"] >= 10 * 4096 and exceeded == [entry]

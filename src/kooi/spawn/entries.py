@@ -13,14 +13,18 @@ from kooi.spawn.leases import Lease
 
 
 class Watch:
-    """One watched box: its limit, the resident size it began with, its workspace, and what was seen so far."""
+    """One watched box: its limit, the resident size it began with, its workspace, and what was seen so far.
 
-    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported", "workspace")
+    `outside` is the device that the workspace's path is on where nothing is mounted there.
+    """
 
-    def __init__(self, limit: int | None, base: int, workspace: str) -> None:
+    __slots__ = ("base", "cpu_ns", "limit", "outside", "peak", "pids_peak", "reported", "workspace")
+
+    def __init__(self, limit: int | None, base: int, workspace: str, outside: int) -> None:
         self.limit = limit
         self.base = base
         self.workspace = workspace
+        self.outside = outside
         self.peak = self.cpu_ns = self.pids_peak = 0
         self.reported = False
 

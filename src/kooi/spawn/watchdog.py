@@ -28,7 +28,8 @@ class Watchdog:
 
     def add(self, entry: Entry, limit: int | None) -> None:
         """Begin to watch a box."""
-        entry.watch = Watch(limit, _resident(entry.pid), f"/proc/{entry.pid}/root{entry.cell.home}")
+        home = entry.cell.home
+        entry.watch = Watch(limit, _resident(entry.pid), f"/proc/{entry.pid}/root{home}", _device(home))
         self._entries[entry.number] = entry
 
     def remove(self, entry: Entry) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class Watchdog:
         watch.pids_peak = max(watch.pids_peak, len(pids))
         watch.cpu_ns = max(watch.cpu_ns, sum(map(_cpu_ns, pids)))
         sizes = sorted(((max(0, _resident(pid) - watch.base), pid) for pid in pids), reverse=True)
-        files = _stored_bytes(watch.workspace)
+        files = _stored_bytes(watch.workspace, watch.outside)
         used = files + sum(size for size, _ in sizes)
         if watch.limit is not None and used > watch.limit // 2:
             used = files + sum(_proportional(pid) for _, pid in sizes)
@@ -126,9 +127,19 @@ def _proportional(pid: int) -> int:
     return total
 
 
-def _stored_bytes(workspace: str) -> int:
-    """Return what is in the box's tmpfs. In a view of its own the code can plant nothing on the way there."""
+def _device(path: str) -> int:
     try:
+        return os.stat(path).st_dev
+    except OSError:
+        return -1
+
+
+def _stored_bytes(workspace: str, outside: int) -> int:
+    """Return what is in the box's tmpfs, once it is mounted; at level process an ordinary user may not look."""
+    try:
+        # A blank that is still getting ready shows what lies below: at level process the host's disk.
+        if os.stat(workspace).st_dev == outside:
+            return 0
         found = os.statvfs(workspace)
     except OSError:
         return 0
