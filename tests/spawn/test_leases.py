@@ -49,6 +49,15 @@ def test_blocks_are_taken_in_order_and_run_out(run_dir: str) -> None:
     pool.close()
 
 
+def test_a_cleared_run_directory_keeps_no_block_from_being_released(run_dir: str) -> None:
+    pool = Leases(run_dir, BASE, 2048)
+    lease = pool.take()
+    os.unlink(os.path.join(run_dir, f"uids-{BASE}-1024.lock"))
+    lease.release()
+    assert pool.take().base == BASE
+    pool.close()
+
+
 def test_a_released_block_leaves_no_file(run_dir: str) -> None:
     pool = Leases(run_dir, BASE, 2048)
     lease = pool.take()

@@ -102,6 +102,19 @@ def test_a_preload_that_fails_says_why(in_workshop: InWorkshop) -> None:
     in_workshop(work)
 
 
+def test_a_cell_that_no_packet_holds_is_refused(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        plan = workshop.plan()
+        view = dataclasses.replace(plan.cell.view, texts=(("/etc/large", "x" * 500_000),))
+        cell = dataclasses.replace(plan.cell, view=view)
+        for _ in range(2):
+            with pytest.raises(SetupFailed, match="Message too long"):
+                await workshop.handle.cell(cell.key, cell)
+        assert await workshop.run("print(1)") == "1\n"
+
+    in_workshop(work)
+
+
 def test_a_view_that_cannot_be_built_says_why(in_workshop: InWorkshop) -> None:
     async def work(workshop: Workshop) -> None:
         plan = workshop.plan()

@@ -136,6 +136,7 @@ class Cells:
             messages.send(ours, plan["build"] if plan["isolated"] else plan["zygote"])
         except (OSError, KooiError) as error:
             ours.close()
+            self._dead(cell)
             self._loop.tell_host({"cell": key, "failed": f"{type(error).__name__}: {error}"})
             return None
         finally:

@@ -227,7 +227,11 @@ class SpawnerHandle:
         future = self._cells.get(key)
         if future is None:
             future = self._cells[key] = self.loop.create_future()
-            self.send({"op": "cell", "cell": key}, plan.encode(SOURCE))
+            try:
+                self.send({"op": "cell", "cell": key}, plan.encode(SOURCE))
+            except OSError as error:
+                del self._cells[key]
+                raise SetupFailed(f"the spawner could not be asked for a cell: {error}") from error
         if not future.done():
             await asyncio.shield(future)
         future.result()

@@ -14,6 +14,7 @@ heeds a SIGKILL between two pages of one write: so a record is there whole or no
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -140,7 +141,8 @@ class Journal:
         if self._fd < 0:
             return not self._open
         if not self._open:
-            os.unlink(self.file, dir_fd=self._dir_fd)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.file, dir_fd=self._dir_fd)
         os.close(self._fd)
         os.close(self._dir_fd)
         self._fd = self._dir_fd = -1

@@ -6,6 +6,7 @@ that use one range must use one run directory.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -30,7 +31,9 @@ class Lease:
     def release(self) -> None:
         """Give the block back. Everything that ran under its uids must be gone. Safe twice."""
         if self._fd >= 0:
-            os.unlink(self._name, dir_fd=self._dir_fd)
+            # Somebody may have cleared the run directory under us; the lock is what counts.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._name, dir_fd=self._dir_fd)
             os.close(self._fd)
             os.close(self._dir_fd)
             self._fd = self._dir_fd = -1
