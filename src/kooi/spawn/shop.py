@@ -148,6 +148,7 @@ class Shop:
             return False
         self._numbers += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
         entry = Entry(self._numbers, cell, ours)
         entry.pair = pair
         cell.making[entry.number] = entry
@@ -215,7 +216,6 @@ class Shop:
                 self._groups.limit(entry.slot, request.memory, request.processes)
             else:
                 self.watchdog.add(entry, request.memory)
-            entry.control.setblocking(False)
             socket.send_fds(entry.control, [request.plan], [request.stream])
             if entry.slot is not None:
                 entry.slot.start_clock()
@@ -320,7 +320,6 @@ class Shop:
 
 def _last_words(entry: Entry) -> str:
     """Return why a blank could not go on, if it said so."""
-    entry.control.setblocking(False)
     try:
         return entry.control.recv(_WORDS_BYTES)[:_WORDS_BYTES].decode("utf-8", "replace")
     except OSError:
