@@ -114,6 +114,8 @@ class Context:
                 sent = os.write(self._control, data)
             except BlockingIOError:
                 sent = 0
+            except OSError:
+                sent = len(data)  # it has ended, and its end will tell
             if sent == len(data):
                 if run is not None:
                     self._agent.consumed(run, credited)
