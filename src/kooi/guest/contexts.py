@@ -199,14 +199,14 @@ class Context:
         agent = self._agent
         self._take_over(hatch(agent.nursery, self._pipes, reader if reader >= 0 else agent.nursery.null, first))
         self.stale = False
-        if agent.nursery.setup.fresh:
-            self._send(agent.nursery.program)
 
     def _take_over(self, hatched: Hatched) -> None:
         self._pid, self._control = hatched
         self._answers = Answers()
         self.listen()
         self._agent.family.adopt(self._pid, self._exited)
+        if self._agent.nursery.setup.fresh:
+            self._send(self._agent.nursery.program)
 
     def _exited(self, status: int) -> None:
         """Take the end of the interpreter, after the last it said."""
