@@ -12,9 +12,9 @@ that comes back from the code leaves at once, and an interpreter that cannot ans
 import builtins
 import posix
 import sys
-from _ast import Expr, Expression, PyCF_ONLY_AST
 from io import BufferedWriter, FileIO, TextIOWrapper
 
+from kooi.guest.code import compile_run
 from kooi.guest.streams import CONTROL, Streams, receive_input
 
 TYPE_CHECKING = False
@@ -29,7 +29,6 @@ WARM_UP = b"W" + bytes(HEADER_BYTES - 1)
 RESULT, DONE, FAILED, WARM = b"R", b"D", b"E", b"W"
 TEXT_LIMIT = 64 * 1024
 
-_FUTURES = 0x1FE0000
 _CHUNK = 256 * 1024
 _STUBBORN = 8
 _SOURCES_LIMIT = 4 * 1024 * 1024
@@ -195,20 +194,11 @@ class Interpreter:
 
     def _execute(self, source: bytes, name: str) -> "Any":
         """Execute source in the namespace; return the value of its last statement if that is an expression."""
-        flags = self._futures
-        try:
-            tree: "Any" = compile(source, name, "exec", flags | PyCF_ONLY_AST, True)
-        except ValueError as error:
-            raise SyntaxError(str(error)) from None
-        last = None
-        if tree.body and type(tree.body[-1]) is Expr:
-            last = Expression(tree.body.pop().value)
-        body = compile(tree, name, "exec", flags, True)
-        self._futures = flags | (body.co_flags & _FUTURES)
-        tail = None if last is None else compile(last, name, "eval", self._futures, True)
-        del tree, last
-        exec(body, self._namespace)
-        return None if tail is None else eval(tail, self._namespace)
+        parts, self._futures = compile_run(source, name, self._futures)
+        value = None
+        for part in parts:
+            value = eval(part, self._namespace)
+        return value
 
     def _describe(self, error: BaseException) -> "Tuple[str, str, str]":
         """Return name, value and traceback of an exception of the code, without frames of ours. Never raises."""
@@ -372,7 +362,8 @@ def _exit_code(code: "Any") -> int:
 
 def _own(trace: "Optional[TracebackType]") -> "Optional[TracebackType]":
     """Return a traceback without our frames at its head."""
-    while trace is not None and trace.tb_frame.f_globals is globals():
+    ours = (globals(), compile_run.__globals__)
+    while trace is not None and any(trace.tb_frame.f_globals is each for each in ours):
         trace = trace.tb_next
     return trace
 
