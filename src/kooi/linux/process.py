@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Iterable
 
-from kooi.linux.libc import nr, syscall
+from kooi.linux.libc import nr, syscall, try_syscall
 
+_JOIN_SESSION_KEYRING = 1
 _PDEATHSIG, _DUMPABLE, _NAME, _NO_NEW_PRIVS, _CHILD_SUBREAPER = 1, 4, 15, 38, 36
 
 
@@ -35,6 +37,16 @@ def set_name(name: str) -> None:
     syscall(nr("prctl"), _NAME, name.encode()[:15] + b"\0", 0, 0, 0)
 
 
+def leave_session_keyring() -> None:
+    """Take an empty session keyring in place of the inherited one, whose keys its possessor may read (keyctl(2)).
+
+    No namespace keeps it away. Where the kernel has no keyrings or refuses keyctl, nobody here can use them.
+    """
+    found = try_syscall(nr("keyctl"), _JOIN_SESSION_KEYRING, None)
+    if found < 0 and -found not in (errno.ENOSYS, errno.EPERM):
+        raise OSError(-found, os.strerror(-found), "keyctl")
+
+
 def open_pidfd(pid: int) -> int:
     """Return a descriptor that means exactly this process for as long as it is open."""
     return syscall(nr("pidfd_open"), pid, 0)
@@ -50,12 +62,29 @@ def signal_pidfd(pidfd: int, number: int) -> bool:
 
 
 def pid_of(pidfd: int) -> int:
-    """Return the process id behind a pidfd as this process sees it; 0 or -1 when it is gone or not visible."""
+    """Return the process id behind a pidfd as this process sees it; 0 or -1 when it is gone or not visible.
+
+    Raises `ValueError` for a descriptor that is no pidfd.
+    """
     with open("/proc/self/fdinfo/%d" % pidfd, "rb") as info:
         for line in info:
             if line.startswith(b"Pid:"):
                 return int(line[4:])
-    return -1
+    raise ValueError("descriptor %d is no pidfd" % pidfd)
+
+
+def parent_of(pidfd: int) -> int:
+    """Return the process id of the parent of the process behind a pidfd; 0 or -1 when it is gone or not visible."""
+    pid = pid_of(pidfd)
+    if pid <= 0:
+        return pid
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    # It lived until now, so the number meant no other process while its file was read.
+    return parent if pid_of(pidfd) == pid else -1
 
 
 def close_all_but(keep: Iterable[int]) -> None:

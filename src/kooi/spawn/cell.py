@@ -94,6 +94,7 @@ def _become_zygote(config: Mapping[str, Any], control: socket.socket, ready: int
     mounts.mount("proc", "/proc", "proc", mounts.NOSUID | mounts.NODEV | mounts.NOEXEC)
     socket.sethostname("kooi")
     os.setsid()
+    process.leave_session_keyring()
     kept = caps.mask(_ZYGOTE_CAPS_SINGLE if config["ids"] == "single" else _ZYGOTE_CAPS)
     caps.drop_bounding(keep=kept)
     caps.set_caps(permitted=kept, effective=kept)

@@ -23,7 +23,10 @@ def send(connection: socket.socket, head: Mapping[str, Any], body: bytes = b"", 
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, bytes, list[int]]:
-    """Receive one packet: its head (None at the end of the stream), body and descriptors."""
+    """Receive one packet: its head (None at the end of the stream), body and descriptors.
+
+    Raises `ValueError` for what is no message; its descriptors are closed.
+    """
     received = array.array("i")
     data, ancillary, _flags, _address = connection.recvmsg(
         MAX_MESSAGE, socket.CMSG_SPACE(_MAX_FDS * received.itemsize), socket.MSG_CMSG_CLOEXEC
@@ -36,8 +39,13 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, bytes, li
         close_all(fds)
         return None, b"", []
     head, _, body = data.partition(b"\0")
-    value = json.loads(head)
+    try:
+        value = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        close_all(fds)
+        raise ValueError("a message must be JSON") from error
     if not isinstance(value, dict):
+        close_all(fds)
         raise ValueError("a message must be a JSON object")
     return value, body, fds
 

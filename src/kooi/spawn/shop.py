@@ -99,10 +99,12 @@ class Shop:
     def blank_made(self, cell: Cell, head: dict[str, Any], fds: list[int]) -> None:
         """Put a new blank into a control group; it waits until that is done."""
         entry = cell.making.get(head["blank"])
-        if entry is None or entry.pidfd >= 0 or len(fds) != 1:
+        if entry is not None and entry.pidfd < 0 and not fds and "failed" in head:
+            self._discard(entry)
+            return
+        if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not _is_child(cell, fds[0]):
             messages.close_all(fds)
-            if entry is not None and entry.pidfd < 0:
-                self._discard(entry)
+            self._cells.end(cell, "its zygote broke the protocol")
             return
         entry.pidfd = fds[0]
         entry.pid = process.pid_of(entry.pidfd)
@@ -303,6 +305,18 @@ class Shop:
         if entry.pair is not None and cell.ids is not None:
             cell.ids.give_back(entry.pair)
             entry.pair = None
+
+
+def _is_child(cell: Cell, pidfd: int) -> bool:
+    """Say whether `pidfd` means a child of the cell's zygote, or one that is gone already.
+
+    A zygote can get pidfds of strangers, of the peer of a socket for one, and what it names is put into a control group
+    and killed.
+    """
+    try:
+        return process.parent_of(pidfd) in (process.pid_of(cell.pidfd), -1)
+    except ValueError:
+        return False
 
 
 def _last_words(entry: Entry) -> str:
