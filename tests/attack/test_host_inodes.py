@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,13 +52,14 @@ def test_a_dataset_is_no_way_to_a_service_nor_to_what_others_do(
     for path in (folder, *tmp_path.parents[:2], tmp_path):
         os.chmod(path, 0o755)
     with socket.socket(socket.AF_UNIX) as service:
-        monkeypatch.chdir(folder)  # a socket's path may have 107 bytes
-        service.bind("service")
-        os.chmod("service", 0o777)
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)  # a socket's path may have 107 bytes
+            service.bind("service")
+        os.chmod(folder / "service", 0o777)
         service.listen()
-        here: dict[str, list[str]] = {}
-        exec(PROGRAM.replace("FOLDER", "'.'"), here)
-        assert here["done"] == ["connect", "watch", "notify", "lease"], "the control: outside all of it works"
+        command = [sys.executable, "-c", PROGRAM.replace("FOLDER", "'.'") + "print(*done)"]
+        control = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        assert control.stdout == "connect watch notify lease\n", "the control: outside all of it works"
 
         async def inside() -> str:
             policy = Policy(datasets=(Dataset("d", str(folder)),))
