@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from kooi.contract.errors import SetupFailed
 from kooi.contract.spec import Spec
-from kooi.linux import libc
+from kooi.linux import bpf, libc
+from kooi.linux.seccomp_numbers import numbers
 from kooi.spawn.plan import Plan
 from tests.spawn.conftest import Workshop, end, output
 
@@ -127,3 +129,39 @@ def test_a_zygote_has_no_session_keyring_of_the_host(in_workshop: InWorkshop) ->
         return await workshop.run("import evil\nprint(evil.names)", plan_with(workshop, source))
 
     assert "canary" not in in_workshop(work)
+
+
+REACH = """
+import ctypes, errno, socket
+libc = ctypes.CDLL(None, use_errno=True)
+reached = []
+for number in NUMBERS:
+    ctypes.set_errno(0)
+    libc.syscall(number, -1, -1, -1, -1, -1, -1)
+    if ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
+        reached.append(number)
+for family in (16, 17, 38, 40):
+    for kind in (1, 2, 3, 5):
+        try:
+            socket.socket(family, kind, 0 if family != 16 else 9).close()
+            reached.append((family, kind))
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT):
+                reached.append((family, kind))
+"""
+
+
+def test_a_zygote_reaches_no_keys_rings_programs_nor_other_networks(in_workshop: InWorkshop) -> None:
+    wanted = "keyctl add_key bpf perf_event_open io_uring_setup userfaultfd ptrace pidfd_getfd setns inotify_add_watch"
+    known = numbers("x86_64" if os.uname().machine == "x86_64" else "aarch64")
+    plain = [known[name] for name in wanted.split()]
+    x32 = [number | bpf.X32_BIT for number in plain] if os.uname().machine == "x86_64" else []
+    source = REACH.replace("NUMBERS", repr(plain + x32))
+    here: dict[str, Any] = {}
+    exec(source, here)
+    assert len(here["reached"]) > 5, "the control: without a filter the kernel looks at the arguments"
+
+    async def work(workshop: Workshop) -> str:
+        return await workshop.run("import evil\nprint('reached', evil.reached)", plan_with(workshop, source))
+
+    assert "reached []" in in_workshop(work)

@@ -149,6 +149,21 @@ RESTRICTIONS: Mapping[str, Policy] = {
     },
 }
 
+# What neither a zygote nor what becomes of it ever needs: it has no allow list, for it makes namespaces and mounts and
+# imports whatever an image holds. Sockets are narrowed as in a box: vsock, for one, knows no network namespace.
+ZYGOTE_REFUSED = """
+add_key request_key keyctl bpf perf_event_open io_uring_setup io_uring_enter io_uring_register userfaultfd
+ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd kcmp setns name_to_handle_at open_by_handle_at
+fanotify_init fanotify_mark inotify_init inotify_init1 inotify_add_watch init_module finit_module delete_module
+kexec_load kexec_file_load reboot swapon swapoff acct quotactl syslog iopl ioperm modify_ldt vmsplice
+""".split()
+
+
+def zygote_policy() -> Policy:
+    """Return the calls that a zygote is refused or has narrowed; all others it may make."""
+    narrowed = {name: RULES[name] for name in ("socket", "setsockopt", "sendto", "sendmsg", "fcntl")}
+    return {**narrowed, **{name: (Line(errno.EPERM),) for name in ZYGOTE_REFUSED}}
+
 
 def policy(restrictions: FrozenSet[str] = frozenset(), machine: str = "x86_64") -> Policy:
     """Return every call that is not simply refused with ENOSYS, with its lines. Raises `InvalidRequest`."""

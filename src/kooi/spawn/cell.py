@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from kooi.linux import caps, mounts, namespaces, paths, process
+from kooi.linux import caps, mounts, namespaces, paths, process, seccomp
 
 _STAGE = "/tmp"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -99,6 +99,7 @@ def _become_zygote(config: Mapping[str, Any], control: socket.socket, ready: int
     caps.drop_bounding(keep=kept)
     caps.set_caps(permitted=kept, effective=kept)
     process.no_new_privileges()
+    seccomp.install(seccomp.zygote_program())
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
