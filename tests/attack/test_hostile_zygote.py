@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from kooi.contract.errors import SetupFailed
 from kooi.contract.spec import Spec
 from kooi.linux import bpf, libc
 from kooi.linux.seccomp_numbers import numbers
+from kooi.spawn.host import host_facts
 from kooi.spawn.plan import Plan
 from tests.spawn.conftest import Workshop, end, output
 
@@ -165,3 +167,30 @@ def test_a_zygote_reaches_no_keys_rings_programs_nor_other_networks(in_workshop:
         return await workshop.run("import evil\nprint('reached', evil.reached)", plan_with(workshop, source))
 
     assert "reached []" in in_workshop(work)
+
+
+FORKS = """
+import os, time
+forked = []
+try:
+    for _ in range(200):
+        if (pid := os.fork()) == 0:
+            time.sleep(60)
+        forked.append(pid)
+except OSError:
+    pass
+for pid in forked:
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_zygote_forks_only_so_often(in_workshop: InWorkshop) -> None:
+    if not host_facts().cgroup_writable:
+        pytest.skip("nothing bounds a zygote where no control group can be had")
+
+    async def work(workshop: Workshop) -> str:
+        return await workshop.run("import evil\nprint('forked', len(evil.forked))", plan_with(workshop, FORKS))
+
+    found = re.search(r"forked (\d+)", in_workshop(work))
+    assert found is not None and 0 < int(found.group(1)) < 64

@@ -24,6 +24,7 @@ _CODE_INSIDE = 1000
 _MAKING = 8
 _FAILURES = 3
 _REFILL_SECONDS = 0.004
+_RETRY_SECONDS = 0.05
 _WORDS_BYTES = 2000
 
 
@@ -77,6 +78,28 @@ class Shop:
 
     # What becomes of cells.
 
+    def cell_forked(self, cell: Cell) -> None:
+        """Bound its zygote before that runs anything of the image."""
+        if self._groups.present:
+            self._groups.hold(process.pid_of(cell.pidfd), lambda slot, error: self._held(cell, slot, error))
+        else:
+            self._cells.begin(cell)
+
+    def _held(self, cell: Cell, slot: Slot | None, error: Exception | None) -> None:
+        cell.slot = slot
+        if cell.pidfd < 0:
+            self.cell_dead(cell)
+        elif error is not None:
+            self._cells.end(cell, f"its zygote could not be put into a control group: {error}")
+        elif not cell.ended:
+            self._cells.begin(cell)
+
+    def cell_dead(self, cell: Cell) -> None:
+        """Give back its zygote's control group."""
+        if cell.slot is not None:
+            self._groups.drop(cell.slot)
+            cell.slot = None
+
     def cell_ready(self, cell: Cell) -> None:
         """Fill its stock of blanks."""
         self._refill(cell)
@@ -100,7 +123,9 @@ class Shop:
         """Put a new blank into a control group; it waits until that is done."""
         entry = cell.making.get(head["blank"])
         if entry is not None and entry.pidfd < 0 and not fds and "failed" in head:
+            # The kernel refused a fork. It may not the next time, and whoever waits must not wait for ever.
             self._discard(entry)
+            self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
             return
         if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not _is_child(cell, fds[0]):
             messages.close_all(fds)
