@@ -130,7 +130,10 @@ class Cells:
         for cell in list(self._all):
             self.end(cell, "closed")
         for cell in list(self._all):
-            select.select([cell.pidfd], [], [], _END_SECONDS)
+            # Not select(2), which knows no descriptor above 1023.
+            ended = select.poll()
+            ended.register(cell.pidfd, select.POLLIN)
+            ended.poll(_END_SECONDS * 1000)
             self._dead(cell)
 
     def _build(self, key: str, plan: dict[str, Any]) -> Cell | None:

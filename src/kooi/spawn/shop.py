@@ -164,8 +164,14 @@ class Shop:
         pair = cell.ids.take() if cell.ids is not None else None
         if cell.ids is not None and pair is None:
             return False
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            if cell.ids is not None and pair is not None:
+                cell.ids.give_back(pair)
+            self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
+            return False
         self._numbers += 1
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         entry = Entry(self._numbers, cell, ours)
         entry.pair = pair
         cell.making[entry.number] = entry
