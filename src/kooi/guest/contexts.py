@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional
 
 from kooi.guest import frames
-from kooi.guest.answers import Answers, BadAnswer, ended, exited, failed, fitting
+from kooi.guest.answers import Answers, BadAnswer, displayed, ended, exited, failed
 from kooi.guest.channel import Feed, Tap, send_descriptor
 from kooi.guest.hatch import First, Hatched, Pipes, hatch, lay
 from kooi.guest.interpreter import DONE, FAILED, RESULT, WARM, WARM_UP, request
@@ -269,8 +269,7 @@ class Context:
         if run is None or number != self._count or self._said or self._dying:
             return
         if kind == RESULT and texts and len(texts) % 2 == 0:
-            data = dict(zip(texts[::2], texts[1::2]))  # noqa: B905
-            run.announce(frames.EVENT, fitting({"type": "result", "data": data}, data))
+            run.announce(frames.EVENT, displayed(texts))
         elif kind == DONE and not texts:
             self._end(run, ended("ok", left=self._agent.family.left(self._pid)))
         elif kind == FAILED and len(texts) == 3:

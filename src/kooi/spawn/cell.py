@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from kooi.linux import caps, mounts, namespaces, paths, process
+from kooi.linux import caps, mounts, namespaces, paths, process, seccomp
 
 _STAGE = "/tmp"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -94,10 +94,12 @@ def _become_zygote(config: Mapping[str, Any], control: socket.socket, ready: int
     mounts.mount("proc", "/proc", "proc", mounts.NOSUID | mounts.NODEV | mounts.NOEXEC)
     socket.sethostname("kooi")
     os.setsid()
+    process.leave_session_keyring()
     kept = caps.mask(_ZYGOTE_CAPS_SINGLE if config["ids"] == "single" else _ZYGOTE_CAPS)
     caps.drop_bounding(keep=kept)
     caps.set_caps(permitted=kept, effective=kept)
     process.no_new_privileges()
+    seccomp.install(seccomp.zygote_program())
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

@@ -278,6 +278,8 @@ class SpawnerHandle:
                 head, _body, _fds = messages.receive(self._socket)
             except BlockingIOError:
                 return
+            except ConnectionError:
+                head = None
             if head is None:
                 self._lost()
                 return
