@@ -460,6 +460,26 @@ def test_code_that_talks_to_the_agent_itself(tmp_path: Path, forged: str) -> Non
     drive(tmp_path, scenario)
 
 
+def test_an_interpreter_that_stops_listening_in_the_middle_of_its_code_is_lost_alone(tmp_path: Path) -> None:
+    deaf = (
+        "import select, socket, threading\n"
+        "def listen():\n"
+        "    control = socket.socket(fileno=63)\n"
+        "    select.select([control], [], [])\n"
+        "    control.shutdown(socket.SHUT_RD)\n"
+        "threading.Thread(target=listen, daemon=True).start()\n"
+    )
+
+    async def scenario(box: Box) -> None:
+        assert (await box.run(deaf)).status == "ok"
+        large = await box.run(b"#" * 3_000_000 + b"\n1")
+        assert large.status in ("error", "exit", "signal"), large.end
+        assert (await box.run("2 + 2", context="other")).value == "4"
+        assert (await box.client.open("ping", {}).done) == {}
+
+    drive(tmp_path, scenario)
+
+
 def test_a_flood_of_results_is_held_back(tmp_path: Path) -> None:
     code = (
         "import os\n"

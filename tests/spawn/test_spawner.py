@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from kooi.contract.errors import InvalidPolicy, SetupFailed
+from kooi.contract.errors import InvalidPolicy, SetupFailed, Unsupported
 from kooi.contract.limits import Limits
 from kooi.contract.policy import Dataset, Policy
 from kooi.contract.spec import Spec
 from kooi.spawn import datasets
+from kooi.spawn.handle import SpawnedBox
 from tests.spawn.conftest import Workshop, end, output
 from tests.spawn.test_zygote_security import zygotes
 
@@ -96,6 +97,17 @@ def test_a_preload_that_fails_says_why(in_workshop: InWorkshop) -> None:
     async def work(workshop: Workshop) -> None:
         with pytest.raises(SetupFailed, match="no_such_module"):
             await workshop.box(workshop.plan(Spec(preload=("no_such_module",))))
+        assert await workshop.run("print(1)") == "1\n"
+
+    in_workshop(work)
+
+
+def test_a_view_that_cannot_be_built_says_why(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        plan = workshop.plan()
+        view = dataclasses.replace(plan.cell.view, binds=(*plan.cell.view.binds, ("/no/such/folder", "/x")))
+        with pytest.raises(SetupFailed, match="cell: FileNotFoundError"):
+            await workshop.box(dataclasses.replace(plan, cell=dataclasses.replace(plan.cell, view=view)))
         assert await workshop.run("print(1)") == "1\n"
 
     in_workshop(work)
@@ -190,6 +202,68 @@ def test_cells_that_ended_leave_no_zombie(in_workshop: InWorkshop) -> None:
                 return
             await asyncio.sleep(0.02)
         raise AssertionError("the spawner did not reap its cell")
+
+    in_workshop(work)
+
+
+def test_a_spawner_that_is_killed_is_let_go_of(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        handle = workshop.handle
+        plan = workshop.plan()
+        box = await workshop.box(plan)
+        assert await output(box, "print(1)") == "1\n"
+        freed = [handle._socket.fileno(), *(handle.reader._fds.values() if handle.reader else ())]
+        os.kill(handle._process.pid, signal.SIGKILL)
+        late = handle.open(plan.cell.key, plan.box, plan.box.encode())
+        for each in (box, late):
+            event = await asyncio.wait_for(each.events().__anext__(), 10)
+            assert event.kind == "failed" and "the spawner ended" in event.detail
+            await each.kill()
+            await end(each)
+        assert not handle.alive and all(_closed(fd) for fd in freed)
+        with pytest.raises(SetupFailed, match="the spawner ended"):
+            handle.open(plan.cell.key, plan.box, plan.box.encode())
+
+    with pytest.raises(AssertionError, match="left its journal behind"):
+        in_workshop(work)
+
+
+def _closed(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return True
+    return False
+
+
+def test_a_box_without_a_control_group_cannot_be_frozen(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        box = await workshop.box()
+        await output(box, "print(1)")
+        if box._group is not None:
+            await box.freeze()
+            await box.thaw()
+            box._group.close()
+            box._group = None
+        with pytest.raises(Unsupported, match="control group"):
+            await box.freeze()
+        await end(box)
+        await box.freeze()
+
+    in_workshop(work)
+
+
+def test_an_earlier_boxs_memory_peak_is_not_reported(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        box = await workshop.box()
+        await output(box, "print(1)")
+        slot = {"name": "box-1", "base": [0, 0, 0, 0], "peak_base": 4096}
+        if box._group is not None:
+            other = SpawnedBox(workshop.handle, 10_000, box.stream, box.home)  # type: ignore[arg-type]
+            other.told({"opened": 1, "slot": slot})
+            assert other._group is not None and other._group.peak_base == 4096
+            other._group.close()
+        await end(box)
 
     in_workshop(work)
 

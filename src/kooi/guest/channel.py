@@ -129,11 +129,6 @@ class Tap:
         self._watched = False
         self._watch()
 
-    @property
-    def closed(self) -> bool:
-        """Whether nobody can write to it any more."""
-        return self._fd < 0
-
     def _watch(self) -> None:
         if not self._watched and self._fd >= 0:
             self._watched = True

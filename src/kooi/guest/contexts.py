@@ -132,7 +132,10 @@ class Context:
     def feed(self, code: memoryview) -> None:
         """Pass on code that came after its run had started."""
         if self._pid:
-            self._send(bytes(code), self._run, len(code))
+            try:
+                self._send(bytes(code), self._run, len(code))
+            except OSError:
+                return  # it closed its end: its death is the end of the run
 
     def release(self, run: Run) -> None:
         """Note that `run` is over; start the next one."""

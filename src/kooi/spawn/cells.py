@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import socket
 import subprocess
@@ -12,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kooi.contract.errors import KooiError
-from kooi.linux import process
+from kooi.linux import process, subids
 from kooi.spawn import messages
 from kooi.spawn.cell import zygote_argv
 from kooi.spawn.entries import Cell
-from kooi.spawn.ids import IdPairs, subordinate
+from kooi.spawn.ids import IdPairs
 from kooi.spawn.journal import Journal
 from kooi.spawn.leases import Leases
 
@@ -162,9 +161,8 @@ class Cells:
             build["id_base"], build["id_count"] = cell.block.base, cell.block.count
             cell.ids = IdPairs(cell.block.count)
         elif cell.plan["ids"] == "subuid":
-            names = (pwd.getpwuid(os.getuid()).pw_name, str(os.getuid()))
-            build["id_base"], build["id_count"] = subordinate("/etc/subuid", names)
-            build["gid_base"], build["gid_count"] = subordinate("/etc/subgid", names)
+            build["id_base"], build["id_count"] = subids.first("/etc/subuid")
+            build["gid_base"], build["gid_count"] = subids.first("/etc/subgid")
             cell.ids = IdPairs(min(build["id_count"], build["gid_count"]) + 1)
 
     def _hear(self, cell: Cell) -> None:

@@ -89,6 +89,11 @@ class Outbox:
             close_all(fds)
         self._want_write(False)
 
+    def clear(self) -> None:
+        """Forget what waits: nobody will take it."""
+        while self._queue:
+            close_all(self._queue.popleft()[2])
+
 
 def close_all(fds: Sequence[int]) -> None:
     """Close descriptors that came with a message nobody wanted."""
