@@ -33,6 +33,7 @@ setfsgid fanotify_init fanotify_mark lookup_dcookie move_pages migrate_pages vms
 shmget shmat shmctl semget semop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink mknod seccomp
 landlock_create_ruleset landlock_add_rule landlock_restrict_self lsm_set_self_attr statmount listmount open_tree_attr
 vhangup _sysctl nfsservctl
+inotify_init inotify_init1 inotify_add_watch
 """.split()
 
 

@@ -22,6 +22,7 @@ from kooi.engine.openbox import OpenBox
 
 MAX_READ_BYTES = 1 << 30
 MAX_ENTRIES = 1_000_000
+MAX_LIST_CHARACTERS = 64 << 20
 IDLE_SECONDS = 30.0
 SLOWEST_BYTES_PER_SECOND = 1_000_000
 NO_FIELDS: Mapping[str, object] = MappingProxyType({})
@@ -68,7 +69,10 @@ class Files:
         return await _Exchange(await self._ready(), requests.path(path)).write(body, append=append, mode=mode)
 
     async def list(self, path: str | os.PathLike[str] = ".", *, recursive: bool = False) -> tuple[FileEntry, ...]:
-        """Return the entries of a folder, in the guest's order; symbolic links are not followed."""
+        """Return the entries of a folder, in the guest's order; symbolic links are not followed.
+
+        More than 1,000,000 entries, or 64 Mi characters of names and paths, are an `OSError`.
+        """
         return await _Exchange(await self._ready(), requests.path(path)).list(recursive)
 
     async def stat(self, path: str | os.PathLike[str]) -> FileEntry:
@@ -94,14 +98,14 @@ class _Exchange:
         self.call: Call
         self.arrived = 0
         self.most = 0
+        self.characters = 0
+        self.too_much = ""
         self.content = BytesIO()
         self.entries: list[FileEntry] = []
 
     async def read(self, max_bytes: int) -> bytes:
         self.most = max_bytes
         await self.do("file.read", on_data=self._on_data)
-        if self.arrived > self.most:
-            raise OSError(errno.EFBIG, f"larger than {self.most} bytes", self.path)
         return self.content.getvalue()
 
     async def write(self, body: bytes, *, append: bool, mode: int | None) -> int:
@@ -112,8 +116,6 @@ class _Exchange:
 
     async def list(self, recursive: bool) -> tuple[FileEntry, ...]:
         await self.do("file.list", {"recursive": bool(recursive)}, on_event=self._on_entries)
-        if self.arrived > MAX_ENTRIES:
-            raise OSError(errno.EFBIG, f"more than {MAX_ENTRIES} entries", self.path)
         return tuple(self.entries)
 
     async def do(
@@ -139,6 +141,9 @@ class _Exchange:
             raise
         finally:
             self.held.transfers -= 1
+        if self.too_much:
+            # The guest says that it was cancelled; why it was is ours to say.
+            raise OSError(errno.EFBIG, self.too_much, self.path)
         if "errno" in end:
             raise OSError(end["errno"], end["message"], self.path)
         return end
@@ -163,17 +168,20 @@ class _Exchange:
         if self.arrived <= self.most:
             self.content.write(data)
         else:
-            self._enough()
+            self._enough(f"larger than {self.most} bytes")
 
     def _on_entries(self, event: Mapping[str, Any]) -> None:
         page = event["entries"]
         self.arrived += len(page)
-        if self.arrived <= MAX_ENTRIES:
+        # Deep paths are long, and every entry has its whole path: ten thousand files can make a gigabyte.
+        self.characters += sum(len(each["name"]) + len(each["path"]) + len(each["target"] or "") for each in page)
+        if self.arrived <= MAX_ENTRIES and self.characters <= MAX_LIST_CHARACTERS:
             self.entries += [FileEntry(**entry) for entry in page]
         else:
-            self._enough()
+            self._enough(f"more than {MAX_ENTRIES} entries or {MAX_LIST_CHARACTERS} characters")
 
-    def _enough(self) -> None:
+    def _enough(self, why: str) -> None:
+        self.too_much = why
         self.content = BytesIO()
         self.entries.clear()
         self.call.signal(signal.SIGKILL)

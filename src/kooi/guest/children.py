@@ -1,9 +1,9 @@
 """Start a child of the agent: fork, then become the code's user in an order that leaves nothing behind.
 
 Theory of operation: the agent may hold capabilities and descriptors that the code must not have. So a child first
-leaves the agent's signal handling and session, then its ids, then takes on what the caller confines it with, and last
-closes every descriptor that was not planted for it; only then does its body run. It never returns into the agent's
-stack: whatever happens ends in `_exit`.
+leaves the agent's signal handling and session, then its ids, then takes on what the caller confines it with, then
+closes every descriptor that was not planted for it; only then may the code's other processes look into it, and does its
+body run. It never returns into the agent's stack: whatever happens ends in `_exit`.
 """
 
 from __future__ import annotations
@@ -129,17 +129,20 @@ class Nursery:
 
     def _settle(self, planted: Planted, executes: bool, dumpable: bool, failed: int) -> int:
         """Become what `start` says; return the number that `failed` has now."""
-        gc.freeze()
+        if not executes:
+            gc.freeze()
         self._reset_signals(executes)
         os.setsid()
-        _offer_to_oom_killer()
         failed = _plant(planted, executes, failed)
         self._take_ids()
-        if dumpable and not executes and self._prctl is not None:
-            self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
         if self.setup.confine_code is not None:
             self.setup.confine_code()
         self._close_others({failed, *(target for _, target in planted)})
+        if dumpable:
+            # Not before: the code may stop this process at any moment and take what it holds, the stream for one.
+            if self._prctl is not None:
+                self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+            _offer_to_oom_killer()
         os.umask(0o022)
         try:
             os.chdir(self.cwd)

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional
 
 from kooi.guest import frames
-from kooi.guest.answers import Answers, BadAnswer, ended, exited, failed, fitting
+from kooi.guest.answers import Answers, BadAnswer, displayed, ended, exited, failed
 from kooi.guest.channel import Feed, Tap, send_descriptor
 from kooi.guest.hatch import First, Hatched, Pipes, hatch, lay
 from kooi.guest.interpreter import DONE, FAILED, RESULT, WARM, WARM_UP, request
@@ -114,6 +114,8 @@ class Context:
                 sent = os.write(self._control, data)
             except BlockingIOError:
                 sent = 0
+            except OSError:
+                sent = len(data)  # it has ended, and its end will tell
             if sent == len(data):
                 if run is not None:
                     self._agent.consumed(run, credited)
@@ -200,14 +202,14 @@ class Context:
         agent = self._agent
         self._take_over(hatch(agent.nursery, self._pipes, reader if reader >= 0 else agent.nursery.null, first))
         self.stale = False
-        if agent.nursery.setup.fresh:
-            self._send(agent.nursery.program)
 
     def _take_over(self, hatched: Hatched) -> None:
         self._pid, self._control = hatched
         self._answers = Answers()
         self.listen()
         self._agent.family.adopt(self._pid, self._exited)
+        if self._agent.nursery.setup.fresh:
+            self._send(self._agent.nursery.program)
 
     def _exited(self, status: int) -> None:
         """Take the end of the interpreter, after the last it said."""
@@ -270,8 +272,7 @@ class Context:
         if run is None or number != self._count or self._said or self._dying:
             return
         if kind == RESULT and texts and len(texts) % 2 == 0:
-            data = dict(zip(texts[::2], texts[1::2]))  # noqa: B905
-            run.announce(frames.EVENT, fitting({"type": "result", "data": data}, data))
+            run.announce(frames.EVENT, displayed(texts))
         elif kind == DONE and not texts:
             self._end(run, ended("ok", left=self._agent.family.left(self._pid)))
         elif kind == FAILED and len(texts) == 3:

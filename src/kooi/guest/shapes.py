@@ -67,7 +67,8 @@ def _environment(value: Any) -> bool:
     )
 
 
-def _bundle(value: Any) -> bool:
+def bundle(value: Any) -> bool:
+    """Return whether `value` is a MIME bundle."""
     return (
         type(value) is dict
         and len(value) <= MAX_MIME
@@ -135,7 +136,7 @@ _ENDS: Mapping[str, Mapping[str, Check]] = {
     "ping": {},
 }
 _EVENTS: Mapping[str, Mapping[str, Mapping[str, Check]]] = {
-    "run": {"result": {"type": _text, "data": _bundle}},
+    "run": {"result": {"type": _text, "data": bundle}},
     "file.list": {"entries": {"type": _text, "entries": _page}},
 }
 

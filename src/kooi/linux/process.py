@@ -7,8 +7,9 @@ import os
 import select
 from typing import Iterable
 
-from kooi.linux.libc import nr, syscall
+from kooi.linux.libc import nr, syscall, try_syscall
 
+_JOIN_SESSION_KEYRING = 1
 _PDEATHSIG, _DUMPABLE, _NAME, _NO_NEW_PRIVS, _CHILD_SUBREAPER = 1, 4, 15, 38, 36
 
 
@@ -35,6 +36,16 @@ def adopt_orphans() -> None:
 def set_name(name: str) -> None:
     """Set the name shown in process lists (15 bytes)."""
     syscall(nr("prctl"), _NAME, name.encode()[:15] + b"\0", 0, 0, 0)
+
+
+def leave_session_keyring() -> None:
+    """Take an empty session keyring in place of the inherited one, whose keys its possessor may read (keyctl(2)).
+
+    No namespace keeps it away. Where the kernel has no keyrings or refuses keyctl, nobody here can use them.
+    """
+    found = try_syscall(nr("keyctl"), _JOIN_SESSION_KEYRING, None)
+    if found < 0 and -found not in (errno.ENOSYS, errno.EPERM):
+        raise OSError(-found, os.strerror(-found), "keyctl")
 
 
 def open_pidfd(pid: int) -> int:
@@ -79,6 +90,20 @@ def pid_of(pidfd: int) -> int:
             if line.startswith(b"Pid:"):
                 return int(line[4:])
     raise OSError(errno.EBADF, "not a pidfd")
+
+
+def parent_of(pidfd: int) -> int:
+    """Return the process id of the parent of the process behind a pidfd; 0 or -1 when it is gone or not visible."""
+    pid = pid_of(pidfd)
+    if pid <= 0:
+        return pid
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    # It lived until now, so the number meant no other process while its file was read.
+    return parent if pid_of(pidfd) == pid else -1
 
 
 def close_all_but(keep: Iterable[int]) -> None:

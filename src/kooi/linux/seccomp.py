@@ -18,7 +18,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Tuple, Union
 from kooi.contract.errors import SetupFailed
 from kooi.linux import bpf, libc
 from kooi.linux.seccomp_numbers import numbers
-from kooi.linux.seccomp_policy import Line, Policy, Test, policy
+from kooi.linux.seccomp_policy import Line, Policy, Test, policy, zygote_policy
 
 _ARCHES = {"x86_64": bpf.ARCH_X86_64, "aarch64": bpf.ARCH_AARCH64}
 _MODE_FILTER, _PR_GET_NO_NEW_PRIVS = 1, 39
@@ -58,13 +58,24 @@ def program(*restrictions: str) -> Program:
 @functools.lru_cache(maxsize=None)
 def compile_program(restrictions: FrozenSet[str], machine: str) -> Program:
     """Return the filter for `machine`. Raises `InvalidRequest` or `Unsupported` for an unknown name."""
-    known = numbers(machine)
+    ranges = _ranges(policy(restrictions, machine), numbers(machine), errno.ENOSYS)
+    return Program(_compile(ranges, machine), restrictions, machine)
+
+
+def zygote_program(machine: str = "") -> Program:
+    """Return the filter of a zygote for `machine` (default: this one): it allows what it does not know, but no x32."""
+    machine = machine or os.uname().machine
+    ranges = _ranges(zygote_policy(), numbers(machine), 0)
+    return Program(_compile([*ranges, (bpf.X32_BIT, _Answer(errno.ENOSYS))], machine), frozenset(), machine)
+
+
+def _compile(ranges: List[_Range], machine: str) -> bytes:
     assembler = _Assembler()
-    assembler.lead_to(assembler.tree(_ranges(policy(restrictions, machine), known)))
+    assembler.lead_to(assembler.tree(ranges))
     assembler.emit(bpf.LOAD_ABSOLUTE, bpf.OFFSET_NUMBER)
     assembler.jump(bpf.JUMP_EQUAL, _ARCHES[machine], assembler.newest, _Answer(errno.ENOSYS))
     assembler.emit(bpf.LOAD_ABSOLUTE, bpf.OFFSET_ARCH)
-    return Program(bpf.assemble(assembler.code[::-1]), restrictions, machine)
+    return bpf.assemble(assembler.code[::-1])
 
 
 def install(filter_: Program) -> None:
@@ -75,9 +86,9 @@ def install(filter_: Program) -> None:
     libc.syscall(libc.nr("seccomp"), _MODE_FILTER, 0, struct.pack("=H6xQ", filter_.length, address))
 
 
-def _ranges(rules: Policy, known: Dict[str, int]) -> List[_Range]:
-    """Return the number line cut into ranges of equal treatment."""
-    default = _Answer(errno.ENOSYS)
+def _ranges(rules: Policy, known: Dict[str, int], otherwise: int) -> List[_Range]:
+    """Return the number line cut into ranges of equal treatment; what has no rule gets the answer `otherwise`."""
+    default = _Answer(otherwise)
     by_number = {known[name]: _target(lines) for name, lines in rules.items() if name in known}
     ranges: List[_Range] = []
     for number in range(max(by_number) + 2):

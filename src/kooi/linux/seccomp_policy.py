@@ -25,8 +25,7 @@ open/creat/openat/openat2 close close_range dup dup2/dup3 fcntl ioctl flock fsyn
 stat/lstat/newfstatat/statx fstat access/faccessat2 readlink/readlinkat getdents64 getcwd chdir fchdir
 mkdir/mkdirat rmdir unlink/unlinkat rename/renameat/renameat2 link/linkat symlink/symlinkat mknodat umask
 chmod/fchmodat fchmod chown/lchown/fchownat fchown truncate ftruncate utimensat statfs fstatfs
-poll/ppoll pselect6 epoll_create1 epoll_ctl epoll_wait/epoll_pwait eventfd2 signalfd4 pipe/pipe2
-inotify_init/inotify_init1 inotify_add_watch inotify_rm_watch memfd_create
+poll/ppoll pselect6 epoll_create1 epoll_ctl epoll_wait/epoll_pwait eventfd2 signalfd4 pipe/pipe2 memfd_create
 brk mmap munmap mprotect mremap madvise msync
 clone/fork/vfork execve exit exit_group wait4 waitid set_tid_address futex restart_syscall arch_prctl prctl
 kill tgkill pidfd_open rt_sigaction rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait sigaltstack pause
@@ -91,6 +90,8 @@ _RLIMIT_CORE = 4
 RULES: Policy = {
     # Terminal and descriptor requests; so no TIOCSTI, TIOCLINUX, TIOCSETD, FICLONE, SIOC*, nor any device's own.
     "ioctl": _only(errno.ENOTTY, _is(1, *_TTY, *_PTY, *_ANY_FILE)),
+    # No F_NOTIFY, which is inotify by signals, and no leases, which make others wait for their own files.
+    "fcntl": _only(errno.EINVAL, _is(1, *range(12), 15, 16, 36, 37, 38, 1027, *range(1030, 1035))),
     "clone": _only(errno.EPERM, _is(0, 0, mask=_NAMESPACES, wide=True)),
     # TCP and UDP (no MPTCP, SCTP, ICMP, raw), unix, and routing netlink to read the interfaces.
     "socket": (
@@ -147,6 +148,21 @@ RESTRICTIONS: Mapping[str, Policy] = {
         "sched_setscheduler": (Line(errno.EPERM, (_not(0, 0), _not(1, 0))),),
     },
 }
+
+# What neither a zygote nor what becomes of it ever needs: it has no allow list, for it makes namespaces and mounts and
+# imports whatever an image holds. Sockets are narrowed as in a box: vsock, for one, knows no network namespace.
+ZYGOTE_REFUSED = """
+add_key request_key keyctl bpf perf_event_open io_uring_setup io_uring_enter io_uring_register userfaultfd
+ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd kcmp setns name_to_handle_at open_by_handle_at
+fanotify_init fanotify_mark inotify_init inotify_init1 inotify_add_watch init_module finit_module delete_module
+kexec_load kexec_file_load reboot swapon swapoff acct quotactl syslog iopl ioperm modify_ldt vmsplice
+""".split()
+
+
+def zygote_policy() -> Policy:
+    """Return the calls that a zygote is refused or has narrowed; all others it may make."""
+    narrowed = {name: RULES[name] for name in ("socket", "setsockopt", "sendto", "sendmsg", "fcntl")}
+    return {**narrowed, **{name: (Line(errno.EPERM),) for name in ZYGOTE_REFUSED}}
 
 
 def policy(restrictions: FrozenSet[str] = frozenset(), machine: str = "x86_64") -> Policy:

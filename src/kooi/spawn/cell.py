@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from kooi.linux import caps, mounts, namespaces, paths, process
+from kooi.linux import caps, mounts, namespaces, paths, process, seccomp
 from kooi.spawn import messages
 
 _STAGE = "/tmp"
@@ -100,10 +100,12 @@ def _become_zygote(config: Mapping[str, Any], control: socket.socket, ready: int
     mounts.mount("proc", "/proc", "proc", mounts.NOSUID | mounts.NODEV | mounts.NOEXEC)
     socket.sethostname("kooi")
     os.setsid()
+    process.leave_session_keyring()
     kept = caps.mask(_ZYGOTE_CAPS_SINGLE if config["ids"] == "single" else _ZYGOTE_CAPS)
     caps.drop_bounding(keep=kept)
     caps.set_caps(permitted=kept, effective=kept)
     process.no_new_privileges()
+    seccomp.install(seccomp.zygote_program())
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

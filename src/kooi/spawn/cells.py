@@ -40,6 +40,12 @@ class Loop(Protocol):
 class Owner(Protocol):
     """Who hears what becomes of a cell."""
 
+    def cell_forked(self, cell: Cell) -> None:
+        """Its first process is there and waits for `Cells.begin`."""
+
+    def cell_dead(self, cell: Cell) -> None:
+        """Everything in it is dead."""
+
     def cell_ready(self, cell: Cell) -> None:
         """Its zygote is warm."""
 
@@ -112,6 +118,7 @@ class Cells:
         if cell.launcher is not None:
             # It is its zygote already, or ends at once without a socket.
             cell.launcher.wait()
+        self._owner.cell_dead(cell)
         if cell.block is not None:
             cell.block.release()
             self._journal.done(cell.record)
@@ -187,10 +194,14 @@ class Cells:
         # Only once its launcher is gone is the first process ours, and may ask for a signal at our end.
         if cell.launcher is not None:
             cell.launcher.wait()
+        self._owner.cell_forked(cell)
+
+    def begin(self, cell: Cell) -> None:
+        """Let the first process of a cell become its zygote."""
         try:
             messages.send(cell.control, cell.plan["zygote"])
-        except OSError:
-            self.end(cell, "its first process ended")
+        except OSError as error:
+            self.end(cell, f"its first process does not answer: {error}")
 
     def _ready(self, cell: Cell) -> None:
         cell.live = True

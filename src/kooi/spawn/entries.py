@@ -70,6 +70,7 @@ class Cell:
         self.launcher: subprocess.Popen[bytes] | None = None
         self.block: Lease | None = None
         self.record = 0
+        self.slot: Slot | None = None
         self.ids: IdPairs | None = None
         self.pidfd = -1
         self.ready: deque[Entry] = deque()

@@ -8,6 +8,7 @@ again. The group itself can only be in one of three places: free, attached to on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -24,6 +25,9 @@ _LEFTOVER_BYTES = 4 * 1024 * 1024
 # What a blank needs to get ready, and more.
 _READYING_BYTES = 64 * 1024 * 1024
 _READYING = 8
+# A zygote and its blanks of the moment. They have their memory at first from it, and a fork's page tables for good.
+_ZYGOTE_PROCESSES = 64
+_ZYGOTE_SHARE = 2
 
 
 class Slot:
@@ -119,6 +123,14 @@ class Groups:
         """Put `pid` into a slot in the helper thread; `then` gets the slot or the error, called by `deliver`."""
         self._jobs.put(lambda: self._attach(pid, then))
 
+    def hold(self, pid: int, then: Attached) -> None:
+        """Put a zygote into a bounded group of its own, as `attach` does: all that it forks begins in there."""
+        self._jobs.put(lambda: self._hold(pid, then))
+
+    def drop(self, slot: Slot) -> None:
+        """Remove the group of a zygote that is dead."""
+        self._jobs.put(lambda: self._remove(slot))
+
     def limit(self, slot: Slot, memory_bytes: int | None, processes: int | None) -> None:
         """Give a slot the limits of its box. Raises `OSError` or `KooiError`: too little for an empty box, for one."""
         self._usual = (memory_bytes, processes)
@@ -161,10 +173,28 @@ class Groups:
         self._done.put(lambda: then(slot, failure))
         os.eventfd_write(self.wakeup_fd, 1)
 
-    def _make(self) -> Slot:
+    def _hold(self, pid: int, then: Attached) -> None:
+        slot: Slot | None = None
+        failure: Exception | None = None
+        try:
+            slot = self._make("cell")
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            slot.limit(memory // _ZYGOTE_SHARE, _ZYGOTE_PROCESSES)
+            slot.group.attach(pid)
+        except (OSError, KooiError) as error:
+            failure = error
+        self._done.put(lambda: then(slot, failure))
+        os.eventfd_write(self.wakeup_fd, 1)
+
+    def _make(self, kind: str = "box") -> Slot:
         assert self._tree is not None
         self._count += 1
-        return Slot(self._tree.group(f"box-{self._count}"))
+        return Slot(self._tree.group(f"{kind}-{self._count}"))
+
+    def _remove(self, slot: Slot) -> None:
+        # What fails here is tried again by the tree's removal at the end, and the journal knows the tree.
+        with contextlib.suppress(OSError, KooiError):
+            slot.group.remove()
 
     def _recycle(self, slot: Slot) -> None:
         try:

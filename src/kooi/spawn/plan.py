@@ -150,8 +150,9 @@ def id_mode(facts: HostFacts) -> str:
 def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
     """Compile a spec for the level `jail`."""
     ids = id_mode(facts)
-    # Without a control group nothing outside can count a memfd.
-    restrictions = () if facts.cgroup_writable else ("memfd",)
+    # Without a control group nothing outside can count a memfd. A folder of the host may hold sockets of its services,
+    # now or later, and a read-only mount does not keep anybody from connecting to them.
+    restrictions = (() if facts.cgroup_writable else ("memfd",)) + (("unix",) if spec.policy.datasets else ())
     cell = CellPlan(
         isolated=True,
         ids=ids,

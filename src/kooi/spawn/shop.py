@@ -23,6 +23,7 @@ from kooi.spawn.watchdog import Watchdog
 _MAKING = 8
 _FAILURES = 3
 _REFILL_SECONDS = 0.004
+_RETRY_SECONDS = 0.05
 _WORDS_BYTES = 2000
 
 
@@ -76,6 +77,28 @@ class Shop:
 
     # What becomes of cells.
 
+    def cell_forked(self, cell: Cell) -> None:
+        """Bound its zygote before that runs anything of the image."""
+        if self._groups.present:
+            self._groups.hold(process.pid_of(cell.pidfd), lambda slot, error: self._held(cell, slot, error))
+        else:
+            self._cells.begin(cell)
+
+    def _held(self, cell: Cell, slot: Slot | None, error: Exception | None) -> None:
+        cell.slot = slot
+        if cell.pidfd < 0:
+            self.cell_dead(cell)
+        elif error is not None:
+            self._cells.end(cell, f"its zygote could not be put into a control group: {error}")
+        elif not cell.ended:
+            self._cells.begin(cell)
+
+    def cell_dead(self, cell: Cell) -> None:
+        """Give back its zygote's control group."""
+        if cell.slot is not None:
+            self._groups.drop(cell.slot)
+            cell.slot = None
+
     def cell_ready(self, cell: Cell) -> None:
         """Fill its stock of blanks."""
         self._refill(cell)
@@ -95,20 +118,18 @@ class Shop:
     def blank_made(self, cell: Cell, head: dict[str, Any], fds: list[int]) -> None:
         """Put a new blank into a control group; it waits until that is done."""
         entry = cell.making.get(head["blank"])
-        if entry is None or entry.pidfd >= 0 or len(fds) != 1:
-            messages.close_all(fds)
-            if entry is not None and entry.pidfd < 0:
-                self._discard(entry)
-                self._refuse_waiting(cell, f"no process could be made: {str(head.get('failed'))[:_WORDS_BYTES]}")
+        if entry is not None and entry.pidfd < 0 and not fds and "failed" in head:
+            # The kernel refused a fork. It may not the next time, but whoever waits must not wait for ever.
+            self._discard(entry)
+            self._refuse_waiting(cell, f"no process could be made: {str(head['failed'])[:_WORDS_BYTES]}")
+            self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
             return
-        try:
-            # Whatever is no pidfd may never become readable, or not be fit to be watched at all.
-            entry.pid = process.pid_of(fds[0])
-        except OSError:
+        if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not _is_child(cell, fds[0]):
             messages.close_all(fds)
             self._cells.end(cell, "its zygote broke the protocol")
             return
         entry.pidfd = fds[0]
+        entry.pid = process.pid_of(entry.pidfd)
         self._loop.watch(entry.pidfd, lambda: self._gone(entry))
         if entry.pid <= 0:
             return
@@ -146,8 +167,14 @@ class Shop:
         pair = cell.ids.take() if cell.ids is not None else None
         if cell.ids is not None and pair is None:
             return False
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            if cell.ids is not None and pair is not None:
+                cell.ids.give_back(pair)
+            self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
+            return False
         self._numbers += 1
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         entry = Entry(self._numbers, cell, ours)
         entry.pair = pair
@@ -316,6 +343,18 @@ class Shop:
         if entry.pair is not None and cell.ids is not None:
             cell.ids.give_back(entry.pair)
             entry.pair = None
+
+
+def _is_child(cell: Cell, pidfd: int) -> bool:
+    """Say whether `pidfd` means a child of the cell's zygote, or one that is gone already.
+
+    A zygote can get pidfds of strangers, of the peer of a socket for one, and what it names is put into a control group
+    and killed.
+    """
+    try:
+        return process.parent_of(pidfd) in (process.pid_of(cell.pidfd), -1)
+    except OSError:
+        return False
 
 
 def _last_words(entry: Entry) -> str:

@@ -17,6 +17,7 @@ moment later. Everything heard from a zygote or blank is untrusted: at worst it 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
 import traceback
@@ -139,4 +140,7 @@ def main(host_fd: int, owner_pidfd: int) -> None:
     process.set_name("kooi-spawner")
     process.adopt_orphans()
     process.close_all_but((0, 1, 2, host_fd, owner_pidfd))
+    # Every box takes about ten descriptors here; what it gets itself is the plan's to say.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     Spawner(socket.socket(fileno=host_fd), owner_pidfd).run()
