@@ -1,11 +1,13 @@
 """Boxes that no control group counts: their processes are read from /proc, and their memory every 20 ms.
 
 Resident memory alone is no measure: forks of a zygote share most of it. So it is only the trigger; near the limit the
-proportional sizes are read instead. What is in the workspace's tmpfs is added: no process need have it mapped.
+proportional sizes are read instead. What is in the workspace's tmpfs is added: no process need have it mapped. So are
+sockets, whose contents no file of /proc tells: each counts for what its buffers can hold.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -22,11 +24,12 @@ _WORKSPACE = "/proc/{pid}/root/home/user"
 class Watch:
     """One watched box: its limit, the resident size it began with, and what was seen so far."""
 
-    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported")
+    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported", "sockets")
 
-    def __init__(self, limit: int | None, base: int) -> None:
+    def __init__(self, limit: int | None, base: int, sockets: int) -> None:
         self.limit = limit
         self.base = base
+        self.sockets = sockets
         self.peak = self.cpu_ns = self.pids_peak = 0
         self.reported = False
 
@@ -41,7 +44,7 @@ class Watchdog:
 
     def add(self, entry: Entry, limit: int | None) -> None:
         """Begin to watch a box."""
-        entry.watch = Watch(limit, _resident(entry.pid))
+        entry.watch = Watch(limit, _resident(entry.pid), _sockets(entry.pid))
         self._entries[entry.number] = entry
 
     def remove(self, entry: Entry) -> dict[str, Any]:
@@ -74,9 +77,10 @@ class Watchdog:
         watch.pids_peak = max(watch.pids_peak, len(pids))
         watch.cpu_ns = max(watch.cpu_ns, sum(map(_cpu_ns, pids)))
         sizes = sorted(((max(0, _resident(pid) - watch.base), pid) for pid in pids), reverse=True)
-        used = _workspace_bytes(entry.pid) + sum(size for size, _ in sizes)
+        shared = _workspace_bytes(entry.pid) + max(0, _sockets(entry.pid) - watch.sockets) * _socket_bytes()
+        used = shared + sum(size for size, _ in sizes)
         if watch.limit is not None and used > watch.limit // 2:
-            used = _workspace_bytes(entry.pid) + sum(_proportional(pid) for _, pid in sizes)
+            used = shared + sum(_proportional(pid) for _, pid in sizes)
         watch.peak = max(watch.peak, used)
         if watch.limit is not None and used > watch.limit and not watch.reported:
             watch.reported = True
@@ -135,6 +139,20 @@ def _proportional(pid: int) -> int:
         if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")):
             total += int(line.split()[1]) * 1024
     return total
+
+
+def _sockets(pid: int) -> int:
+    """Return how many sockets there are in the network namespace of a process, also those on their way in another."""
+    for line in _read(f"/proc/{pid}/net/sockstat").splitlines():
+        if line.startswith(b"sockets: used "):
+            return int(line.split()[2])
+    return 0
+
+
+@functools.lru_cache(maxsize=1)
+def _socket_bytes() -> int:
+    """Return what a socket holds at most, both ways, as long as nobody changes its buffers."""
+    return sum(int(_read(f"/proc/sys/net/core/{name}_default") or 212_992) for name in ("rmem", "wmem"))
 
 
 def _workspace_bytes(pid: int) -> int:
