@@ -33,7 +33,9 @@ LAYERS = (
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 # What runs inside a box, on whatever Python the image has.
-INSIDE = [p for p in MODULES if p.relative_to(PACKAGE).parts[0] in ("guest", "linux")] + [PACKAGE / "spawn/zygote.py"]
+INSIDE = [p for p in MODULES if p.relative_to(PACKAGE).parts[0] in ("guest", "linux")] + [
+    PACKAGE / "spawn" / name for name in ("zygote.py", "confine.py", "messages.py")
+]
 
 
 def name_of(path: Path) -> str:

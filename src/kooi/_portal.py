@@ -89,6 +89,8 @@ class _Ticket(Generic[T]):
         self._release()
 
     def _release(self) -> None:
+        if self.over:
+            return
         self.over = True
         self._waiting.release()
         if self._queue is not None:

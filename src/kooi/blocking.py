@@ -119,10 +119,11 @@ class Sandbox:
         fresh: bool = False,
         spec: Spec | None = None,
         audit: Callable[[str], object] | None = None,
+        detach: bool = False,
     ) -> None:
         self._sandbox = AsyncSandbox(
             level, policy=policy, limits=limits, image=image, preload=preload, env=env, files=files, fresh=fresh,
-            spec=spec, audit=audit,
+            spec=spec, audit=audit, detach=detach,
         )  # fmt: skip
 
     @property

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from kooi.contract.backend import Posture
-from kooi.contract.errors import InvalidRequest, SandboxClosed
+from kooi.contract.errors import InvalidRequest, SandboxClosed, Unsupported
 from kooi.contract.limits import Limits
 from kooi.contract.policy import Policy
 from kooi.contract.result import Enforcement, ErrorInfo, Result, RichItem, RunEvent, Usage
@@ -52,7 +52,8 @@ class AsyncSandbox:
     of its fields; they only narrow those of a policy file. `image`: None is the running interpreter. `preload`: modules
     to have imported before the first run; None is the image's own set. `env`: added to the policy's. `files`: name to
     content, written before the first run. `fresh`: execute a new interpreter instead of forking a warm one. `spec`:
-    instead of all these but env and files. `audit`: called with one JSON line per run.
+    instead of all these but env and files. `audit`: called with one JSON line per run. `detach`: let the sandbox
+    outlive the calling process; this version cannot, and raises `Unsupported` for True.
 
     Raises `InvalidPolicy`, `InvalidRequest`, `LevelUnavailable` or `PolicyUnenforceable` at once, before anything is
     started. State is kept between runs. Cancelling a call kills what it started before it returns.
@@ -71,7 +72,14 @@ class AsyncSandbox:
         fresh: bool = False,
         spec: Spec | None = None,
         audit: Callable[[str], object] | None = None,
+        detach: bool = False,
     ) -> None:
+        if detach:
+            raise Unsupported(
+                "a sandbox of this version lives in the process that opened it, and ends with it",
+                key="detach",
+                fix="keep that process as long as the sandbox is wanted; a later version has a keeper for this",
+            )
         if spec is None:
             spec = _spec(level, policy, limits, image, preload, fresh)
         elif (level, policy, limits, image, preload, fresh) != (None, None, None, None, None, False):

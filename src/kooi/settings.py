@@ -33,6 +33,7 @@ SUBID_FILES = (Path("/etc/subuid"), Path("/etc/subgid"))
 UID_BASE = 1_879_048_192  # just above what systemd gives to containers
 UID_COUNT = 1_048_576
 
+_EVERY_LEVEL = "all"
 _SYSTEM_CONFIG = Path("/etc/kooi/kooi.toml")
 _LOWEST_UID = 65_536  # below are people, services and nobody
 _SUBID = re.compile(r"([^:]+):([0-9]{1,10}):([0-9]{1,10})")
@@ -46,7 +47,7 @@ class Settings:
     `state_dir` outlives a reboot, `run_dir` does not; make them with `private_dir`. `uid_base` and `uid_count` are the
     ids that boxes get as root. `pool_size`: ready boxes kept, 0 is no pool, within `pool_memory_bytes`. `blanks_ready`:
     blanks a zygote keeps. `spec`: that of the configuration file, None if it has none. `levels_must_work`: levels whose
-    absence is an error and no reason to skip a test.
+    absence is an error and no reason to skip a test; "all" means every one, see `must_work`.
     """
 
     state_dir: Path
@@ -68,6 +69,10 @@ class Settings:
         checks.whole("settings.pool_size", self.pool_size, 0, 100_000)
         checks.whole("settings.pool_memory_bytes", self.pool_memory_bytes, MIB, MAX_BYTES, unit="bytes")
         checks.whole("settings.blanks_ready", self.blanks_ready, 0, 1024)
+
+    def must_work(self, level: str) -> bool:
+        """Say whether the absence of `level` is an error."""
+        return _EVERY_LEVEL in self.levels_must_work or level in self.levels_must_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def load_settings(
         settings = Settings(
             config_file=path,
             spec=Spec.from_mapping(spec) if spec else None,
-            levels_must_work=tuple(_words(env.get("KOOI_LEVELS_MUST_WORK", ""))),
+            levels_must_work=_levels(env.get("KOOI_LEVELS_MUST_WORK", "")),
             **given,
         )
     except InvalidPolicy as error:
@@ -220,8 +225,9 @@ def _absolute(key: str, value: object) -> Path:
     return Path(path)
 
 
-def _words(text: str) -> list[str]:
-    return text.replace(",", " ").split()
+def _levels(text: str) -> tuple[str, ...]:
+    """Return the level names in `text`, with commas or spaces; 1 is another way to say all."""
+    return tuple(_EVERY_LEVEL if word == "1" else word for word in text.replace(",", " ").split())
 
 
 # --- reading a file that only the operator can have written

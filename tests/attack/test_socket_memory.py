@@ -38,7 +38,7 @@ def test_sockets_count_as_memory() -> None:
         ) as program,
     ):
         assert program.stdin is not None and program.stdout is not None
-        entry = Entry(1, Cell("key", {}, ours), theirs)
+        entry = Entry(1, Cell("key", {"zygote": {"guest": {"home": "/nonexistent"}}}, ours), theirs)
         entry.pid = program.pid
         watchdog.add(entry, 40 << 20)
         assert watchdog.usage(entry)["memory_peak"] < 40 << 20 and not exceeded

@@ -175,6 +175,15 @@ def test_a_whole_file(config: Path) -> None:
     assert found.config_file == config and found.levels_must_work == ("process", "jail")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", False), ("1", True), ("all", True), ("process jail", True), ("process", False)]
+)
+def test_which_levels_must_work(tmp_path: Path, text: str, expected: bool) -> None:
+    path = write(tmp_path / "kooi.toml", "")
+    found = load_settings(path, environ={"KOOI_LEVELS_MUST_WORK": text}, subid_files=())
+    assert found.must_work("jail") is expected
+
+
 def test_a_file_with_settings_only_has_no_spec(tmp_path: Path) -> None:
     path = write(tmp_path / "kooi.toml", "[settings]\nblanks_ready = 1\nrun_dir = '/run/other'")
     found = load_settings(path, environ={}, subid_files=())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kooi import blocking, sandbox
+from kooi.contract.errors import Unsupported
 from kooi.engine import commands, filesystem, streaming
 
 PAIRS = [
@@ -74,3 +75,10 @@ def test_one_line_a_method() -> None:
                     node for node in function.body if not isinstance(node, ast.Expr) or isinstance(node.value, ast.Call)
                 ]
                 assert len(body) <= 2 and not any(isinstance(node, ast.If) for node in ast.walk(function)), name
+
+
+@pytest.mark.parametrize("cls", [blocking.Sandbox, sandbox.AsyncSandbox])
+def test_a_sandbox_that_outlives_its_caller_is_refused_before_anything_is_started(cls: Any) -> None:
+    with pytest.raises(Unsupported, match="lives in the process that opened it") as refused:
+        cls(level="no such level", detach=True)
+    assert refused.value.key == "detach" and "keep that process" in str(refused.value)

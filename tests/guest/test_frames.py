@@ -184,6 +184,8 @@ def test_an_outbox_writes_in_order_across_a_full_pipe() -> None:
         outbox.flush()
         got += os.read(reader, 1 << 20)
     assert got == expected
+    outbox.put(b"")
+    outbox.copy(b"", memoryview(b""))
     assert outbox.flush() and outbox.size == 0
     os.close(reader)
     with pytest.raises(OSError):

@@ -166,6 +166,8 @@ def test_code_of_100_megabytes(tmp_path: Path) -> None:
         assert (await box.run("x")).value == str(100 * MIB)
         comment = await box.run(b"#" * 20 * MIB, context="new")
         assert comment.status == "ok"
+        assert (await box.run(b"")).status == "ok", "what was held up before holds nothing up now"
+        assert (await box.run("input()", stdin=b"fed")).value == "'fed'"
 
     drive(tmp_path, scenario)
 
@@ -377,17 +379,20 @@ def test_other_signals(tmp_path: Path) -> None:
 
 def test_signals_between_runs_do_not_break_the_interpreter(tmp_path: Path) -> None:
     async def scenario(box: Box) -> None:
+        pid = int((await box.run("import os; os.getpid()")).value)
         await box.run(
             "import signal\nclass Late(Exception): pass\n"
-            "def late(*a): raise Late\n"
-            "signal.signal(signal.SIGALRM, late); signal.setitimer(signal.ITIMER_REAL, .02, .02)\n"
+            "def late(*a): raise TimeoutError if a[0] == signal.SIGALRM else Late\n"
+            "for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, late)\n"
+            "signal.setitimer(signal.ITIMER_REAL, .005, .005)\n"
         )
-        pid = int((await box.run("import os; signal.setitimer(signal.ITIMER_REAL, .02, .02); os.getpid()")).value)
-        for _ in range(10):
-            await asyncio.sleep(0.03)
-            os.kill(pid, signal.SIGINT)
-        stopped = await box.run("signal.setitimer(signal.ITIMER_REAL, 0)")
-        assert stopped.status in ("ok", "error")
+        for _ in range(200):
+            await asyncio.sleep(0.001)
+            for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(pid, number)
+        assert (await box.run("1")).status in ("ok", "error")
+        while (await box.run("signal.setitimer(signal.ITIMER_REAL, 0)")).status != "ok":
+            pass  # the alarm met this run
         assert (await box.run("os.getpid()")).value == str(pid)
 
     drive(tmp_path, scenario)
@@ -450,6 +455,26 @@ def test_code_that_talks_to_the_agent_itself(tmp_path: Path, forged: str) -> Non
         assert (await box.run("kept", context="other")).value == "1"
         await box.run("0")
         assert (await box.run("2 + 2")).status in ("ok", "exit", "signal")
+        assert (await box.client.open("ping", {}).done) == {}
+
+    drive(tmp_path, scenario)
+
+
+def test_an_interpreter_that_stops_listening_in_the_middle_of_its_code_is_lost_alone(tmp_path: Path) -> None:
+    deaf = (
+        "import select, socket, threading\n"
+        "def listen():\n"
+        "    control = socket.socket(fileno=63)\n"
+        "    select.select([control], [], [])\n"
+        "    control.shutdown(socket.SHUT_RD)\n"
+        "threading.Thread(target=listen, daemon=True).start()\n"
+    )
+
+    async def scenario(box: Box) -> None:
+        assert (await box.run(deaf)).status == "ok"
+        large = await box.run(b"#" * 3_000_000 + b"\n1")
+        assert large.status in ("error", "exit", "signal"), large.end
+        assert (await box.run("2 + 2", context="other")).value == "4"
         assert (await box.client.open("ping", {}).done) == {}
 
     drive(tmp_path, scenario)

@@ -107,19 +107,6 @@ def test_keepcaps_decides_what_survives_a_change_of_uid() -> None:
     assert in_child(lambda: change(False)) == [0, 0]
 
 
-@as_root
-def test_locked_securebits_hold_for_ever_and_uid_changes_still_drop() -> None:
-    def locked() -> list[int]:
-        caps.set_securebits()
-        caps.clear_ambient()
-        unlock = errno_of(caps.set_securebits, 0)
-        keep = errno_of(caps.set_keepcaps, True)
-        os.setresuid(OTHER, OTHER, OTHER)
-        return [caps.securebits(), unlock, keep, caps.read()["permitted"]]
-
-    assert in_child(locked) == [caps.LOCKED_SECUREBITS, errno.EPERM, errno.EPERM, 0]
-
-
 def test_a_status_text_is_parsed_whole() -> None:
     text = "Name:\tx\nCapInh:\t0000000000000001\nCapPrm:\t2\nCapEff:\t3\nCapBnd:\t4\nCapAmb:\t5\nSeccomp:\t2\n"
     expected = {"inheritable": 1, "permitted": 2, "effective": 3, "bounding": 4, "ambient": 5}

@@ -118,6 +118,13 @@ def test_what_a_v2_group_can_give(
     assert obstacle is None if reason is None else reason in str(obstacle)
 
 
+def test_to_a_child_its_parent_is_in_the_way(tmp_path: Path) -> None:
+    v2_group(tmp_path / "own", "cpu memory pids", "", f"{os.getpid()}\n")
+    assert cgroup_v2._obstacle(str(tmp_path / "own")) == (None, True)
+    obstacle, step = cgroup_v2._obstacle(str(tmp_path / "own"), for_child=True)
+    assert "1 other processes" in str(obstacle) and step is False
+
+
 def test_numbers_are_parsed_strictly() -> None:
     assert number(b"0\n", "x") == 0
     assert number(b"18446744073709551615\n", "x") == 2**64 - 1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kooi.contract.backend import HostFacts
-from kooi.linux import bpf, facts, landlock, libc, seccomp
+from kooi.linux import bpf, cgroup, facts, landlock, libc, seccomp, subids
 from kooi.linux.seccomp_numbers import numbers
 from tests.linux.children import in_child
 
@@ -82,7 +82,7 @@ def test_an_ordinary_user_gets_facts_of_his_own(user: Any) -> None:
     assert found["host"]["euid"] == user.pw_uid
     assert found["host"]["subuid_count"] == expected
     assert all(found["host"][field] for field in NAMESPACE_FIELDS) is works
-    assert not found["host"]["cgroup_writable"] and "Delegate" in found["reasons"]["cgroup_writable"]
+    assert not found["host"]["cgroup_writable"] and "delegate" in found["reasons"]["cgroup_writable"].lower()
 
 
 def refuse(number: int, code: int) -> None:
@@ -167,35 +167,22 @@ def test_a_probe_that_cannot_run_is_no_proof(monkeypatch: pytest.MonkeyPatch) ->
     assert "could not be tried" in found["reasons"]["user_namespaces"]
 
 
-V1 = "30 1 0:26 / /cg/memory rw - cgroup none rw,memory\n31 1 0:27 / /cg/pids rw - cgroup none rw,pids\n"
-V2 = "32 1 0:28 / /cg/unified rw - cgroup2 none rw\n"
-
-
-@pytest.mark.parametrize(
-    ("mounts", "groups", "layout", "checked"),
-    [
-        (V1, "3:memory:/a\n2:pids:/b\n", "v1", ["/cg/memory/a", "/cg/pids/b"]),
-        (V1 + V2, "3:memory:/a\n2:pids:/b\n0::/c\n", "hybrid", ["/cg/memory/a", "/cg/pids/b"]),
-        (V2, "0::/user.slice/x\n", "v2", ["/cg/unified/user.slice/x"]),
-        ("", "", "none", []),
-    ],
-)
-def test_the_cgroup_layout_is_told_from_the_mounts(
-    mounts: str, groups: str, layout: str, checked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = {"/proc/self/mountinfo": mounts, "/proc/self/cgroup": groups}
-    looked_at: list[str] = []
-
-    def access(path: str, _: int) -> bool:
-        looked_at.append(path)
-        return True
-
-    monkeypatch.setattr(facts, "_read", texts.get)
-    monkeypatch.setattr(os, "access", access)
+def test_control_groups_count_as_there_only_where_a_tree_can_be_made() -> None:
     reasons: dict[str, str] = {}
-    assert facts._cgroup(reasons) == {"cgroup": layout, "cgroup_writable": layout != "none"}
-    assert looked_at == checked
-    assert ("cgroup" in reasons) is (layout == "none")
+    layout = cgroup.layout(for_child=True)
+    assert facts._cgroup(reasons) == {"cgroup": layout.kind, "cgroup_writable": layout.available}
+    assert ("cgroup" in reasons) is (layout.kind == "none")
+    assert ("cgroup_writable" in reasons) is not layout.available
+
+
+def test_control_groups_that_cannot_be_looked_at_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: object) -> cgroup.Layout:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(cgroup, "layout", refused)
+    reasons: dict[str, str] = {}
+    assert facts._cgroup(reasons) == {"cgroup": "none", "cgroup_writable": False}
+    assert "Permission denied" in reasons["cgroup_writable"]
 
 
 def test_sub_uids_are_found_by_name_and_by_number(tmp_path: Path) -> None:
@@ -207,8 +194,10 @@ def test_sub_uids_are_found_by_name_and_by_number(tmp_path: Path) -> None:
         pytest.skip("this user has no name")
     path = tmp_path / "subuid"
     path.write_text(f"{me}:100000:65536\n{os.geteuid()}:300000:10\nother:1:1\n{me}:x:1\nbroken\n{me}:1:2:3\n")
-    assert facts.subuid_ranges(str(path)) == [(100000, 65536), (300000, 10)]
-    assert facts.subuid_ranges(str(tmp_path / "nothing")) == []
+    assert subids.ranges(str(path)) == [(100000, 65536), (300000, 10)]
+    assert subids.first(str(path)) == (100000, 65536)
+    assert subids.ranges(str(tmp_path / "nothing")) == []
+    assert subids.first(str(tmp_path / "nothing")) == (0, 0)
 
 
 def test_the_detail_is_what_the_kernel_says() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 from kooi.contract.errors import InvalidPolicy
 from kooi.linux import libc, paths
 from kooi.linux.seccomp_numbers import numbers
-from tests.linux.children import errno_of, in_child
+from tests.linux.children import errno_of
 
 EXCHANGE = 2
 
@@ -173,141 +172,3 @@ def test_the_fix_for_a_symlink_is_where_it_leads(root: int, tmp_path: Path) -> N
 def test_an_operators_path_must_be_absolute(path: str) -> None:
     with pytest.raises(InvalidPolicy):
         paths.open_absolute_no_symlinks(path)
-
-
-@pytest.mark.usefixtures("either_way")
-def test_a_tree_is_removed_and_what_its_symlinks_name_is_not(root: int, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "inside" / "a" / "fifo")
-    (tmp_path / "inside" / "a" / "odd \udcff\n").write_text("x")
-    parent = os.open(tmp_path, os.O_RDONLY)
-    before = len(os.listdir("/proc/self/fd"))
-    for name in ("inside", "inside", "nothing"):
-        paths.remove_tree(parent, name)
-    assert len(os.listdir("/proc/self/fd")) == before
-    os.close(parent)
-    assert sorted(os.listdir(tmp_path)) == ["outside"]
-    assert (tmp_path / "outside" / "secret").read_text() == "canary"
-
-
-def test_a_symlink_as_the_tree_itself_is_only_unlinked(root: int, tmp_path: Path) -> None:
-    paths.remove_tree(root, "out")
-    assert not (tmp_path / "inside" / "out").is_symlink()
-    assert (tmp_path / "outside" / "secret").exists()
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
-def test_only_one_entry_can_be_named(root: int, name: str) -> None:
-    assert errno_of(paths.remove_tree, root, name) == errno.EINVAL
-
-
-@pytest.mark.usefixtures("either_way")
-def test_a_tree_deeper_than_any_path_and_any_descriptor_limit_is_removed(tmp_path: Path) -> None:
-    def deep() -> list[str]:
-        most = max(map(int, os.listdir("/proc/self/fd"))) + 24
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        parent = os.open(tmp_path, os.O_RDONLY)
-        here = os.dup(parent)
-        for _ in range(3000):
-            os.mkdir("folder", dir_fd=here)
-            below = os.open("folder", os.O_RDONLY, dir_fd=here)
-            os.close(here)
-            here = below
-        os.close(here)
-        paths.remove_tree(parent, "folder")
-        return os.listdir(parent)
-
-    assert in_child(deep) == []
-
-
-def test_a_wide_tree_is_removed_in_good_time(tmp_path: Path) -> None:
-    for n in range(2000):
-        (tmp_path / "wide" / str(n)).mkdir(parents=True)
-        (tmp_path / "wide" / str(n) / "file").touch()
-    parent = os.open(tmp_path, os.O_RDONLY)
-    paths.remove_tree(parent, "wide")
-    os.close(parent)
-    assert os.listdir(tmp_path) == []
-
-
-def test_folders_their_owner_locked_are_removed(tmp_path: Path) -> None:
-    def locked() -> list[str]:
-        if os.geteuid() == 0:
-            os.chown(tmp_path, 61234, 61234)
-            parent = os.open(tmp_path, os.O_RDONLY)
-            os.setresuid(61234, 61234, 61234)
-        else:
-            parent = os.open(tmp_path, os.O_RDONLY)
-        os.mkdir("locked", dir_fd=parent)
-        os.mkdir("locked/below", dir_fd=parent)
-        os.close(os.open("locked/below/file", os.O_CREAT, dir_fd=parent))
-        os.chmod("locked/below", 0, dir_fd=parent)
-        os.chmod("locked", 0, dir_fd=parent)
-        paths.remove_tree(parent, "locked")
-        return os.listdir(parent)
-
-    assert in_child(locked) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
-def test_a_mount_in_the_tree_stops_the_removal_before_its_files(tmp_path: Path) -> None:
-    """A bind mount of the same file system, which a look at device numbers does not show."""
-    (tmp_path / "tree" / "mounted").mkdir(parents=True)
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim" / "secret").write_text("canary")
-
-    def mounted() -> int:
-        libc.syscall(libc.nr("unshare"), 0x20000)
-        libc.syscall(libc.nr("mount"), b"none", b"/", None, 0x44000, None)  # private, recursively
-        source, target = os.fsencode(tmp_path / "victim"), os.fsencode(tmp_path / "tree" / "mounted")
-        libc.syscall(libc.nr("mount"), source, target, None, 0x1000, None)
-        return errno_of(paths.remove_tree, os.open(tmp_path, os.O_RDONLY), "tree")
-
-    assert in_child(mounted) in (errno.EXDEV, errno.EBUSY)
-    assert (tmp_path / "victim" / "secret").read_text() == "canary"
-
-
-def test_a_folder_swapped_for_a_symlink_during_removal_saves_the_victim(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "secret").write_text("canary")
-    parent = os.open(tmp_path, os.O_RDONLY)
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            try:
-                exchange(tmp_path / "tree" / "folder", tmp_path / "tree" / "link")
-            except FileNotFoundError:
-                pass
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
-        for _ in range(150):
-            (tmp_path / "tree" / "folder").mkdir(parents=True)
-            (tmp_path / "tree" / "link").symlink_to(victim)
-            for n in range(3):
-                try:
-                    (tmp_path / "tree" / "folder" / str(n)).touch()
-                except FileExistsError:
-                    pass
-            for n in range(3):
-                (victim / str(n)).unlink(missing_ok=True)
-            try:
-                paths.remove_tree(parent, "tree")
-            except OSError as error:
-                assert error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EAGAIN, errno.ENOTEMPTY), error
-                _until_removed(parent)
-            assert (victim / "secret").read_text() == "canary"
-    finally:
-        stop.set()
-        thread.join()
-        os.close(parent)
-    assert os.listdir(tmp_path) == ["victim"]
-
-
-def _until_removed(parent: int) -> None:
-    for _ in range(1000):
-        if errno_of(paths.remove_tree, parent, "tree") == 0:
-            return
-    raise AssertionError("the tree could not be removed")

@@ -64,8 +64,7 @@ def working(level: str) -> None:
 
     reason = asyncio.run(probe())
     if reason is not None:
-        must = settings.load_settings().levels_must_work
-        (pytest.fail if {"1", "all", level} & set(must) else pytest.skip)(reason)
+        (pytest.fail if settings.load_settings().must_work(level) else pytest.skip)(reason)
 
 
 def surprises(report: SuiteReport) -> list[str]:

@@ -180,7 +180,9 @@ def test_a_kill_at_any_moment_leaves_a_whole_journal(run_dir: str) -> None:
                     log.done(number)
             finally:
                 os._exit(1)
-        time.sleep(0.004 + 0.0007 * index)
+        while len(os.listdir(run_dir)) <= index:  # a busy machine may take its time to let the writer begin
+            time.sleep(0.001)
+        time.sleep(0.001 + 0.0007 * index)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     report = reaper.reap(run_dir, uid_range=UIDS, cgroup_roots=[])

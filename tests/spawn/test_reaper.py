@@ -27,7 +27,7 @@ from kooi.spawn.reaper import Report, reap
 
 # In a guest of our own this process may be moved into a scope; on a developer's machine it stays where it is.
 LAYOUT = cgroup.layout(delegate="KOOI_IN_GUEST_VM" in os.environ)
-ROOTS = cgroup.roots(LAYOUT)
+ROOTS = [found.mount for found in LAYOUT.hierarchies]
 UIDS = (3_000_000_000, 65_536)
 needs_groups = pytest.mark.skipif(not LAYOUT.available, reason=f"no control groups: {LAYOUT.reason}")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give things to another user")

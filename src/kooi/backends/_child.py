@@ -29,9 +29,11 @@ from kooi.contract.limits import Limits
 from kooi.contract.result import Usage
 from kooi.contract.spec import Spec
 from kooi.settings import host_env
+from kooi.spawn.stream import SocketStream
 
 GUEST = str(Path(__file__).resolve().parents[1] / "guest" / "__main__.py")
 REAP_SECONDS = 0.0005
+DEATH_SECONDS = 2.0
 LOOK_SECONDS = 0.2
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -46,19 +48,6 @@ del sys.argv[1], which, soft, hard, each, resource
 __file__ = sys.argv[0] = sys.argv.pop(1)
 exec(compile(open(__file__).read(), __file__, "exec"))
 """
-
-
-class SocketStream:
-    """Our end of a socket pair."""
-
-    def __init__(self, ours: socket.socket) -> None:
-        ours.setblocking(False)
-        self._socket = ours
-        self.read_fd = self.write_fd = ours.fileno()
-
-    def close(self) -> None:
-        """Close it; safe twice."""
-        self._socket.close()
 
 
 class _ExitWatch:
@@ -158,8 +147,10 @@ class ChildBox:
         if self._watch is not None:
             self._watch.stop()
         usage = self._measure()
-        _tree.kill(self._child.pid, self._mark, orphans=self._child.poll() is not None)
-        while self._child.poll() is None:
+        killed = _tree.kill(self._child.pid, self._mark, orphans=self._child.poll() is not None)
+        # No longer than this: a number that was given to somebody else meanwhile is not waited for.
+        end = self._loop.time() + DEATH_SECONDS
+        while self._child.poll() is None or (_tree.any_alive(killed) and self._loop.time() < end):
             await asyncio.sleep(REAP_SECONDS)
         await _remove(self._folder)
         self.when_gone(self)

@@ -38,14 +38,17 @@ def tree(root: int) -> list[Process]:
     return _below(_table(), root)
 
 
-def kill(root: int, mark: str, *, orphans: bool) -> None:
+def kill(root: int, mark: str, *, orphans: bool) -> set[int]:
     """Kill `root` and its descendants; with `orphans` also whatever carries `mark` in its environment.
+
+    Returns whom it killed besides the root: they die in their own time, see `any_alive`.
 
     The root, which adopts what its descendants orphan, is stopped first and killed last, so that nothing slips away to
     another parent. A root that had ended before can have lost some: then look for `orphans`.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(root, signal.SIGSTOP)
+    killed: set[int] = set()
     for _ in range(KILL_PASSES):
         found = {process.pid for process in tree(root) if process.alive} - {root}
         if orphans:
@@ -55,8 +58,21 @@ def kill(root: int, mark: str, *, orphans: bool) -> None:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        killed |= found
     with contextlib.suppress(ProcessLookupError):
         os.kill(root, signal.SIGKILL)
+    return killed
+
+
+def any_alive(pids: set[int]) -> bool:
+    """Return whether one of these processes lives."""
+    if not _LINUX:
+        return bool(pids) and any(process.alive for process in _table() if process.pid in pids)
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if _stat(pid)[0].alive:
+                return True
+    return False
 
 
 def _descend(root: int) -> list[Process]:

@@ -17,7 +17,6 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from kooi.backends._child import ChildBox, spawn
@@ -95,7 +94,7 @@ class ProcessBackend:
 
     def _spawned(self) -> Service:
         if self._service is None:
-            home = private_dir(Path(private_dir(load_settings().run_dir)) / "home")
+            home = private_dir(private_dir(load_settings().run_dir) / "home")
             planner = functools.partial(plan_process, home=str(home))
             self._service = Service(planner, "none", native_view)
         return self._service

@@ -20,8 +20,8 @@ from kooi.contract.spec import Spec
 from kooi.engine import registry
 from kooi.engine.client import Call, Client
 from kooi.engine.enforce import granted, host_facts
+from kooi.images.host import HOME
 
-HOME = "/home/user"
 DRAIN_SECONDS = 0.5  # for what a dead box still has in its stream
 EVENTS_SECONDS = 2.0
 _MEMO = 256

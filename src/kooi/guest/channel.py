@@ -129,11 +129,6 @@ class Tap:
         self._watched = False
         self._watch()
 
-    @property
-    def closed(self) -> bool:
-        """Whether nobody can write to it any more."""
-        return self._fd < 0
-
     def _watch(self) -> None:
         if not self._watched and self._fd >= 0:
             self._watched = True
@@ -213,10 +208,12 @@ class Tap:
 
 
 def send_descriptor(control: int, fd: int) -> None:
-    """Pass `fd` over a socket, with one byte."""
+    """Pass `fd` over a socket, with one byte. Nothing happens when nobody is there to take it."""
     end = socket.socket(fileno=control)
     try:
         end.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))])
+    except OSError:
+        pass
     finally:
         end.detach()
 

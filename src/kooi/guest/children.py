@@ -129,7 +129,8 @@ class Nursery:
 
     def _settle(self, planted: Planted, executes: bool, dumpable: bool, failed: int) -> int:
         """Become what `start` says; return the number that `failed` has now."""
-        gc.freeze()
+        if not executes:
+            gc.freeze()
         self._reset_signals(executes)
         os.setsid()
         failed = _plant(planted, executes, failed)

@@ -114,6 +114,8 @@ class Context:
                 sent = os.write(self._control, data)
             except BlockingIOError:
                 sent = 0
+            except OSError:
+                sent = len(data)  # it has ended, and its end will tell
             if sent == len(data):
                 if run is not None:
                     self._agent.consumed(run, credited)
@@ -130,7 +132,10 @@ class Context:
     def feed(self, code: memoryview) -> None:
         """Pass on code that came after its run had started."""
         if self._pid:
-            self._send(bytes(code), self._run, len(code))
+            try:
+                self._send(bytes(code), self._run, len(code))
+            except OSError:
+                return  # it closed its end: its death is the end of the run
 
     def release(self, run: Run) -> None:
         """Note that `run` is over; start the next one."""
@@ -197,14 +202,14 @@ class Context:
         agent = self._agent
         self._take_over(hatch(agent.nursery, self._pipes, reader if reader >= 0 else agent.nursery.null, first))
         self.stale = False
-        if agent.nursery.setup.fresh:
-            self._send(agent.nursery.program)
 
     def _take_over(self, hatched: Hatched) -> None:
         self._pid, self._control = hatched
         self._answers = Answers()
         self.listen()
         self._agent.family.adopt(self._pid, self._exited)
+        if self._agent.nursery.setup.fresh:
+            self._send(self._agent.nursery.program)
 
     def _exited(self, status: int) -> None:
         """Take the end of the interpreter, after the last it said."""

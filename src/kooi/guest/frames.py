@@ -19,7 +19,6 @@ MAX_PAYLOAD = 1 << 20
 MAX_JSON = 256 * 1024
 MAX_DEPTH = 32
 MAX_CHANNELS = 256
-MAX_CHANNEL_ID = 0xFFFFFFFF
 WINDOW = 1 << 20
 LATE_OPENS = 1024
 SCRATCH_BYTES = 256 * 1024
@@ -82,11 +81,6 @@ def json_frame(kind: int, channel: int, value: Mapping[str, object]) -> bytes:
 def credit_frame(channel: int, amount: int) -> bytes:
     """Return a frame that lets the peer send `amount` more credited bytes."""
     return _GRANT.pack(4, CREDIT, channel, amount)
-
-
-def credit_amount(payload: memoryview) -> int:
-    """Return the amount that a CREDIT payload of four bytes grants."""
-    return int.from_bytes(payload, "big")
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

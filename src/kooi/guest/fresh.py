@@ -15,7 +15,7 @@ from typing import Any, List, Sequence, Tuple
 
 from kooi.guest.streams import CONTROL
 
-_MODULES = ("kooi.guest.streams", "kooi.guest.interpreter")
+_MODULES = ("kooi.guest.streams", "kooi.guest.code", "kooi.guest.interpreter")
 
 _BOOT = """import sys,marshal,posix
 posix.set_inheritable({control},False);posix.set_inheritable({control}-1,False);posix.set_inheritable({control}-2,False)

@@ -12,9 +12,9 @@ that comes back from the code leaves at once, and an interpreter that cannot ans
 import builtins
 import posix
 import sys
-from _ast import Expr, Expression, PyCF_ONLY_AST
 from io import BufferedWriter, FileIO, TextIOWrapper
 
+from kooi.guest.code import compile_run
 from kooi.guest.streams import CONTROL, Streams, receive_input
 
 TYPE_CHECKING = False
@@ -29,8 +29,8 @@ WARM_UP = b"W" + bytes(HEADER_BYTES - 1)
 RESULT, DONE, FAILED, WARM = b"R", b"D", b"E", b"W"
 TEXT_LIMIT = 64 * 1024
 
-_FUTURES = 0x1FE0000
 _CHUNK = 256 * 1024
+_STUBBORN = 8
 _SOURCES_LIMIT = 4 * 1024 * 1024
 _WARMING = b"def f(x):\n    return [str(x)]\nprint(f(1))\n{}['warm']\n"
 
@@ -66,6 +66,10 @@ def clip(text: str) -> bytes:
     return head.decode("utf-8", "ignore").encode() + b"\n... cut ...\n" + tail.decode("utf-8", "ignore").encode()
 
 
+class _Gone(BaseException):
+    """The agent is gone."""
+
+
 class Interpreter:
     """The namespace, the streams and the loop of one context. `serve` never returns."""
 
@@ -73,6 +77,8 @@ class Interpreter:
         self._pid = posix.getpid()
         self._futures = 0
         self._heads: "List[bytes]" = []
+        self._first: "Optional[Tuple[int, bytes, bool]]" = None
+        self._unanswered = 0
         self._sources = _Sources()
         self._streams = streams or Streams()
         self._streams.install()
@@ -86,16 +92,41 @@ class Interpreter:
         self._namespace = _main_module()
 
     def serve(self, first: "Optional[Tuple[int, bytes, bool]]" = None) -> "NoReturn":
-        """Run `first` (number, code, whether it has input) if it came along, then what the agent sends."""
+        """Run `first` (number, code, whether it has input) if it came along, then what the agent sends.
+
+        A signal handler of the code may raise between any two bytecodes of ours. What it raises while a run is not
+        answered yet is that run's error, else nobody's.
+        """
+        self._first = first
         try:
-            if first is not None:
-                self._run(*first)
-            while True:
-                self._run(*self._next())
-        except EOFError:
-            posix._exit(0)
+            self._go_on(_STUBBORN)
         finally:
             posix._exit(70)
+
+    def _go_on(self, levels: int) -> None:
+        """Do runs for ever. A loop's jump back is not within its own `try`, so there are loops around the loop."""
+        while True:
+            try:
+                if levels:
+                    self._go_on(levels - 1)
+                else:
+                    self._turn()
+            except BaseException:
+                pass
+
+    def _turn(self) -> None:
+        """Do one run."""
+        try:
+            first, self._first = self._first, None
+            self._run(*(first or self._next()))
+        except _Gone:
+            posix._exit(0)
+        except SystemExit as error:
+            self._leave(_exit_code(error.code))
+        except BaseException as error:
+            if self._unanswered:
+                self._say(answer(FAILED, self._unanswered, *self._describe(error)))
+                self._unanswered = 0
 
     def _warm(self) -> None:
         """Take the page faults of a first run: compile, print into the void, format a traceback if that is loaded."""
@@ -111,21 +142,20 @@ class Interpreter:
         self._say(answer(WARM, 0))
 
     def _next(self) -> "Tuple[int, Optional[bytes], bool]":
-        """Wait for a run; return its number, its code and whether it has input. Raises `EOFError` without an agent.
+        """Wait for a run; return its number, its code and whether it has input. Raises `_Gone` without an agent.
 
-        A signal handler of the code may raise between any two bytecodes, so reading and keeping are one call.
+        Reading a header and keeping it are one call, so that what a signal handler raises cannot lose it.
         """
         heads = self._heads
         while not heads:
             try:
                 heads.extend(map(posix.read, (CONTROL,), (HEADER_BYTES,)))
-            except OSError:
-                raise EOFError from None
-            except BaseException:
-                continue
+            except OSError as error:
+                if error.errno is not None:
+                    raise _Gone from None
         head = heads.pop()
         if len(head) != HEADER_BYTES:
-            raise EOFError
+            raise _Gone
         if head[:1] == b"W":
             self._warm()
             return self._next()
@@ -138,6 +168,7 @@ class Interpreter:
 
     def _run(self, number: int, code: "Optional[bytes]", stdin: bool) -> None:
         """Run code and answer; leave the process when the code ends it, or when this is a fork that came back."""
+        self._unanswered = number
         self._streams.ready(stdin)
         try:
             if code is None:
@@ -159,23 +190,15 @@ class Interpreter:
             self._leave(0)
         self._streams.flush()
         self._say(said)
+        self._unanswered = 0
 
     def _execute(self, source: bytes, name: str) -> "Any":
         """Execute source in the namespace; return the value of its last statement if that is an expression."""
-        flags = self._futures
-        try:
-            tree: "Any" = compile(source, name, "exec", flags | PyCF_ONLY_AST, True)
-        except ValueError as error:
-            raise SyntaxError(str(error)) from None
-        last = None
-        if tree.body and type(tree.body[-1]) is Expr:
-            last = Expression(tree.body.pop().value)
-        body = compile(tree, name, "exec", flags, True)
-        self._futures = flags | (body.co_flags & _FUTURES)
-        tail = None if last is None else compile(last, name, "eval", self._futures, True)
-        del tree, last
-        exec(body, self._namespace)
-        return None if tail is None else eval(tail, self._namespace)
+        parts, self._futures = compile_run(source, name, self._futures)
+        value = None
+        for part in parts:
+            value = eval(part, self._namespace)
+        return value
 
     def _describe(self, error: BaseException) -> "Tuple[str, str, str]":
         """Return name, value and traceback of an exception of the code, without frames of ours. Never raises."""
@@ -288,7 +311,7 @@ def _read(size: int) -> "Optional[bytes]":
     while left:
         data = posix.read(CONTROL, min(left, _CHUNK))
         if not data:
-            raise EOFError
+            raise _Gone
         left -= len(data)
         try:
             if parts is not None:
@@ -339,7 +362,8 @@ def _exit_code(code: "Any") -> int:
 
 def _own(trace: "Optional[TracebackType]") -> "Optional[TracebackType]":
     """Return a traceback without our frames at its head."""
-    while trace is not None and trace.tb_frame.f_globals is globals():
+    ours = (globals(), compile_run.__globals__)
+    while trace is not None and any(trace.tb_frame.f_globals is each for each in ours):
         trace = trace.tb_next
     return trace
 

@@ -96,8 +96,7 @@ def _from_nothing(setup: Setup) -> Agent:
     """Return an agent that has done nothing ahead but what its parent did for it."""
     ready = prepare(setup)
     ready.nursery.null = _null()
-    early = (None, None) if setup.fresh else _hatch_early(ready.nursery)
-    ready.settle(*early)
+    ready.settle(*_hatch_early(ready.nursery))
     return ready
 
 

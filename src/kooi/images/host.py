@@ -76,10 +76,9 @@ def host_view(preload: tuple[str, ...] | None = None) -> View:
             binds.append((path, path))
     binds += [(path, path) for path in _ETC_BINDS if os.path.isdir(path)]
     site_binds, site_path = _site_packages(base, inside)
-    texts = dict(_ETC_TEXTS)
     return View(
         binds=tuple(binds + site_binds + [(p, p) for p in _ETC_COPIES if os.path.isfile(p)]),
-        texts=tuple(texts.items()),
+        texts=tuple(_ETC_TEXTS.items()),
         links=tuple(links),
         python=f"{inside}/bin/python{version}",
         sys_path=(*_stdlib_path(inside, version), *site_path),
@@ -91,10 +90,7 @@ def native_view(preload: tuple[str, ...] | None = None) -> View:
     """Return the running interpreter where it is, for a level without a root of its own."""
     base = os.path.realpath(sys.base_prefix)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    if sys.prefix == sys.base_prefix:
-        found.append(f"{base}/lib/python3/dist-packages")
-    site = tuple(path for path in dict.fromkeys(found) if os.path.isdir(path))
+    site = tuple(path for path in _site_folders(base) if os.path.isdir(path))
     python = f"{base}/bin/python{version}"
     return View((), (), (), python, (*_stdlib_path(base, version), *site), WARM_STDLIB + tuple(preload or ()))
 
@@ -104,14 +100,19 @@ def _stdlib_path(prefix: str, version: str) -> list[str]:
     return [f"{prefix}/lib/python{version.replace('.', '')}.zip", lib, f"{lib}/lib-dynload"]
 
 
+def _site_folders(base: str) -> list[str]:
+    """Return where the environment's packages may be, each once."""
+    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if sys.prefix == sys.base_prefix:
+        found.append(f"{base}/lib/python3/dist-packages")
+    return list(dict.fromkeys(found))
+
+
 def _site_packages(base: str, inside: str) -> tuple[list[tuple[str, str]], list[str]]:
     """Return binds and sys.path entries for the environment's own site-packages."""
     binds: list[tuple[str, str]] = []
     path: list[str] = []
-    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    if sys.prefix == sys.base_prefix:
-        found.append(f"{base}/lib/python3/dist-packages")
-    for number, host in enumerate(dict.fromkeys(os.path.realpath(p) for p in found)):
+    for number, host in enumerate(dict.fromkeys(os.path.realpath(p) for p in _site_folders(base))):
         if not os.path.isdir(host):
             continue
         if host.startswith(base + "/"):

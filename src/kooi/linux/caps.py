@@ -31,11 +31,6 @@ _STATUS = {
 
 _VERSION_3 = 0x20080522
 _PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 8, 23, 24
-_PR_GET_SECUREBITS, _PR_SET_SECUREBITS, _PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL = 27, 28, 47, 4
-
-# Uid 0 gives no capabilities (noroot), keepcaps is off, nothing can be made ambient, and none of it can be undone.
-# A change of uid still takes capabilities away: what drops from uid 0 to the code's uid is left with none.
-LOCKED_SECUREBITS = 0b1110_0011
 
 
 def mask(names: Iterable[str]) -> int:
@@ -90,24 +85,9 @@ def drop_bounding(keep: int = 0) -> None:
             libc.syscall(prctl, _PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
-def clear_ambient() -> None:
-    """Empty the caller's ambient set. Raises `OSError`."""
-    libc.syscall(libc.nr("prctl"), _PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
-
-
 def set_keepcaps(keep: bool) -> None:
     """Keep the permitted set across the next change from uid 0 to another, or not. Raises `OSError`."""
     libc.syscall(libc.nr("prctl"), _PR_SET_KEEPCAPS, int(keep), 0, 0, 0)
-
-
-def securebits() -> int:
-    """Return the caller's securebits."""
-    return libc.syscall(libc.nr("prctl"), _PR_GET_SECUREBITS, 0, 0, 0, 0)
-
-
-def set_securebits(bits: int = LOCKED_SECUREBITS) -> None:
-    """Set the caller's securebits. Needs CAP_SETPCAP; raises `OSError`."""
-    libc.syscall(libc.nr("prctl"), _PR_SET_SECUREBITS, bits, 0, 0, 0)
 
 
 @functools.lru_cache(maxsize=None)

@@ -32,26 +32,21 @@ __all__ = [
     "layout",
     "planned",
     "remove_groups",
-    "roots",
 ]
 
 
-def layout(*, delegate: bool = False) -> Layout:
+def layout(*, delegate: bool = False, for_child: bool = False) -> Layout:
     """Return what this host offers to this process, found by making and removing a group.
 
     With `delegate` an ordinary user's process that cannot make groups is moved into a scope of its own by the user's
-    service manager, if there is one. Never raises for a host that offers nothing: see `Layout.available`.
+    service manager, if there is one. With `for_child` the answer is the one that a child, in the same groups as this
+    process and beside it, would get. Never raises for a host that offers nothing: see `Layout.available`.
     """
     found = hierarchies()
     v1 = {controller for one in found if one.version == 1 for controller in one.controllers}
     if all(key in v1 for key in NEEDED):
         return v1_layout(found)
-    return cgroup_v2.v2_layout(found, delegate=delegate)
-
-
-def roots(where: Layout) -> list[str]:
-    """Return the mount points of the control group file systems: what a reaper may look below."""
-    return sorted({one.mount for one in where.hierarchies})
+    return cgroup_v2.v2_layout(found, delegate=delegate, for_child=for_child)
 
 
 def planned(where: Layout, name: str) -> dict[str, str]:

@@ -117,13 +117,14 @@ class Group:
 
         Without `cgroup.kill` the members are frozen and killed one by one until none is left (at most 5 s).
         """
-        if "cgroup.kill" in self._features:
-            try:
-                write(self.name + "/cgroup.kill", b"1", self._parents["unified"])
-            except SetupFailed as error:
-                if not _is_gone(error.__cause__):
-                    raise
-        elif not kill_members(self.paths):
+        try:
+            if self.strike():
+                return
+        except SetupFailed as error:
+            if not _is_gone(error.__cause__):
+                raise
+            return
+        if not kill_members(self.paths):
             raise KooiError(f"processes in the control group {self.name} do not die")
 
     def populated(self) -> bool:

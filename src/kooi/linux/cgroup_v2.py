@@ -75,7 +75,9 @@ class GroupV2(Group):
         return peak if self._exact or peak > self.peak_base else None
 
 
-def v2_layout(found: tuple[Hierarchy, ...], *, delegate: bool = False, user_bus: str | None = None) -> Layout:
+def v2_layout(
+    found: tuple[Hierarchy, ...], *, delegate: bool = False, user_bus: str | None = None, for_child: bool = False
+) -> Layout:
     """Return the layout of a host without v1 memory and pids; see `layout`."""
     one = next((one for one in found if one.version == 2), None)
     if one is None:
@@ -83,9 +85,9 @@ def v2_layout(found: tuple[Hierarchy, ...], *, delegate: bool = False, user_bus:
         return Layout("none", found, {}, False, "no control group file system with memory and pids is mounted", fix)
     # A process that already stepped down for a tree is best off beside that tree.
     own = os.path.dirname(one.own) if _is_step(one.own) else one.own
-    tried = [_candidate(own, found)]
+    tried = [_candidate(own, found, for_child=for_child)]
     if os.geteuid() == 0:
-        tried.insert(0, _candidate(one.mount, found, top=True))
+        tried.insert(0, _candidate(one.mount, found, top=True, for_child=for_child))
     for candidate in tried:
         if candidate.available:
             return candidate
@@ -114,16 +116,16 @@ def _giver(parent: str) -> str:
     return os.path.dirname(parent) if os.path.basename(parent) == SLICE else parent
 
 
-def _candidate(path: str, found: tuple[Hierarchy, ...], top: bool = False) -> Layout:
+def _candidate(path: str, found: tuple[Hierarchy, ...], top: bool = False, for_child: bool = False) -> Layout:
     """Return the layout with trees in the group `path` (`top`: below `kooi.slice` in it)."""
     parents = {"unified": f"{path}/{SLICE}" if top else path}
-    reason, move_self = _obstacle(path)
+    reason, move_self = _obstacle(path, for_child)
     if reason is None:
         reason, _ = try_group(path)
     return Layout("v2", found, parents, reason is None, reason, None if reason is None else _fix(path), move_self)
 
 
-def _obstacle(path: str) -> tuple[str | None, bool]:
+def _obstacle(path: str, for_child: bool = False) -> tuple[str | None, bool]:
     """Return why children of the group `path` cannot have controllers, or `None` and whether we must step down."""
     missing = sorted(set(NEEDED) - set(_words(path, "cgroup.controllers")))
     if missing:
@@ -136,7 +138,7 @@ def _obstacle(path: str) -> tuple[str | None, bool]:
     if not os.path.exists(f"{path}/cgroup.type"):
         return None, False  # only the real root has none
     inside = set(read_pids(f"{path}"))
-    others = len(inside - {os.getpid()})
+    others = len(inside if for_child else inside - {os.getpid()})
     if others:
         return f"{others} other processes are in {path}, so its children cannot have controllers", False
     return None, bool(inside)

@@ -2,8 +2,9 @@
 
 Theory of operation: namespaces are tried in a fresh interpreter, a process of its own that may be spoilt: it makes a
 user namespace, mounts a tmpfs and a fresh /proc in it, and prints what failed. Some hosts let the first succeed and
-refuse the next (a confined user namespace, a masked /proc in a container), so every step counts for itself. Everything
-else is read from /proc and /sys. What is missing comes with the reason and, where there is one, the fix.
+refuse the next (a confined user namespace, a masked /proc in a container), so every step counts for itself. A control
+group counts as writable where one was made and removed, as the spawner will. Everything else is read from /proc and
+/sys. What is missing comes with the reason and, where there is one, the fix.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import errno
 import json
 import os
 import platform
-import pwd
 import shutil
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
-from kooi.linux import landlock, libc
+from kooi.linux import cgroup, landlock, libc, subids
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _OTHERS = 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000  # cgroup, uts, ipc, net
@@ -230,72 +230,34 @@ def _restrictor() -> str:
 
 
 def _cgroup(reasons: Dict[str, str]) -> Dict[str, Any]:
-    mounts, groups = _cgroup_mounts(), _own_groups()
-    limits = [mounts[name] + groups.get(name, "/") for name in ("memory", "pids") if name in mounts]
-    layout = "none"
-    if limits:
-        layout = "hybrid" if "" in mounts else "v1"
-    elif "" in mounts:
-        layout, limits = "v2", [mounts[""] + groups.get("", "/")]
-    writable = bool(limits) and all(os.access(path, os.W_OK | os.X_OK) for path in limits)
-    if layout == "none":
-        reasons["cgroup"] = "no control groups are mounted; mount cgroup2 on /sys/fs/cgroup"
-    if not writable:
-        reasons["cgroup_writable"] = reasons.get("cgroup") or (
-            f"{limits[0]} may not be written; run as root, or in a group of one's own: "
-            "systemd-run --user --scope -p Delegate=yes"
-        )
-    return {"cgroup": layout, "cgroup_writable": writable}
-
-
-def _cgroup_mounts() -> Dict[str, str]:
-    """Return controller -> mount point; the unified tree has the name ""."""
-    found: Dict[str, str] = {}
-    for line in (_read("/proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        point, (kind, _, options) = before.split(" ")[4], after.split(" ")[:3]
-        if kind == "cgroup2":
-            found.setdefault("", point)
-        elif kind == "cgroup":
-            found.update({name: point for name in options.split(",") if name in ("memory", "pids")})
-    return found
-
-
-def _own_groups() -> Dict[str, str]:
-    """Return controller -> this process's group below the mount point."""
-    found = {}
-    for line in (_read("/proc/self/cgroup") or "").splitlines():
-        _, names, path = line.split(":", 2)
-        found.update(dict.fromkeys(names.split(","), path))
-    return found
+    """Say what the spawner will find: the same question, answered by the same function."""
+    try:
+        found = cgroup.layout(for_child=True)
+    except OSError as error:
+        found = cgroup.Layout("none", (), {}, False, f"control groups cannot be looked at: {error}", None)
+    said = "; ".join(text for text in (found.reason, found.fix) if text)
+    if found.kind == "none":
+        reasons["cgroup"] = said
+    if not found.available:
+        reasons["cgroup_writable"] = said
+    return {"cgroup": found.kind, "cgroup_writable": found.available}
 
 
 # ---- users
 
 
 def _subuids(reasons: Dict[str, str]) -> Dict[str, Any]:
-    ranges = subuid_ranges("/etc/subuid")
+    counts = {path: subids.first(path)[1] for path in ("/etc/subuid", "/etc/subgid")}
+    count = min(counts.values())
     helpers = all(shutil.which(name) for name in ("newuidmap", "newgidmap"))
-    if not ranges:
-        reasons["subuid_count"] = "no range in /etc/subuid is this user's; usermod --add-subuids 100000-165535 NAME"
+    if not count:
+        missing = " and ".join(path for path in counts if not counts[path])
+        reasons["subuid_count"] = f"no range in {missing} is this user's; " + (
+            "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 NAME"
+        )
     if not helpers:
         reasons["newuidmap"] = "newuidmap and newgidmap are not installed; install the package uidmap"
-    return {"subuid_count": sum(count for _, count in ranges), "newuidmap": helpers}
-
-
-def subuid_ranges(path: str) -> List[Tuple[int, int]]:
-    """Return (first, count) of every range that a subuid or subgid file gives to this user."""
-    mine = {str(os.geteuid())}
-    try:
-        mine.add(pwd.getpwuid(os.geteuid()).pw_name)
-    except KeyError:
-        pass
-    found = []
-    for line in (_read(path) or "").splitlines():
-        parts = line.split(":")
-        if len(parts) == 3 and parts[0] in mine and parts[1].isdigit() and parts[2].isdigit():
-            found.append((int(parts[1]), int(parts[2])))
-    return found
+    return {"subuid_count": count, "newuidmap": helpers}
 
 
 # ---- detail

@@ -9,7 +9,6 @@ is used, never a wrapper of the C library: wrappers cache ids, emulate, or do no
 from __future__ import annotations
 
 import ctypes
-import errno as _errno
 import functools
 import os
 import sys
@@ -133,8 +132,3 @@ def name_of(number: int) -> str:
         if value == number:
             return name
     return "syscall " + str(number)
-
-
-def missing(error: OSError) -> bool:
-    """Say whether `error` means that the kernel does not have the call at all."""
-    return error.errno in (_errno.ENOSYS, _errno.EOPNOTSUPP)

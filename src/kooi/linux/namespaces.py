@@ -9,7 +9,6 @@ from typing import Sequence, Tuple
 
 from kooi.linux.libc import nr, syscall
 
-NEWTIME = 0x00000080
 NEWNS = 0x00020000
 NEWCGROUP = 0x02000000
 NEWUTS = 0x04000000

@@ -1,9 +1,9 @@
-"""Opening and removing paths that somebody else may be rearranging at this moment.
+"""Opening paths that somebody else may be rearranging at this moment.
 
 Theory of operation: the kernel resolves a path in one go and refuses to follow any symlink or magic link, or to leave
 the folder it started in (`openat2`, Linux 5.6). Where that call is missing the path is walked one component at a time
 by descriptor, with the same refusals. No check is ever made on a name that is then used: what was opened is
-what is meant. Removing a tree holds two descriptors at most, whatever its depth, and never crosses into a mount.
+what is meant.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import errno
 import os
 import stat
 import struct
-from typing import List, NamedTuple, Tuple
 
 from kooi.contract.errors import InvalidPolicy
 from kooi.linux import libc
 
-_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
+_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 _RETRIES = 64
@@ -47,18 +46,6 @@ def open_absolute_no_symlinks(path: str, flags: int = _LOOK) -> int:
         raise _explained(root, path, error) from error
     finally:
         os.close(root)
-
-
-def remove_tree(dirfd: int, name: str) -> None:
-    """Remove the entry `name` of the folder `dirfd`, and all below it. Nothing happens when it is not there.
-
-    Symlinks are removed and never followed. Raises `OSError`: EXDEV or EBUSY where something is mounted, EAGAIN when
-    the tree is being rearranged or filled faster than it can be removed.
-    """
-    if not name or "/" in name or name in (".", ".."):
-        raise OSError(errno.EINVAL, "not the name of one entry", name)
-    if not _removed(dirfd, name):
-        _Removal(dirfd, name).run()
 
 
 def _open(dirfd: int, relative: str, flags: int, mode: int, resolve: int) -> int:
@@ -120,98 +107,3 @@ def _explained(root: int, path: str, error: OSError) -> InvalidPolicy:
         if end < len(parts) and not stat.S_ISDIR(about.st_mode):
             return InvalidPolicy(f"{path}: {component} is not a folder", key=path, fix="name an existing path")
     return InvalidPolicy(f"{path}: {error.strerror}", key=path, fix="see to it that it can be opened")
-
-
-def _removed(dirfd: int, name: str) -> bool:
-    """Remove one file or empty folder; False when it is a folder with something in it."""
-    try:
-        os.unlink(name, dir_fd=dirfd)
-        return True
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno not in (errno.EISDIR, errno.EPERM):  # EPERM: how some systems say that it is a folder
-            raise
-    try:
-        os.rmdir(name, dir_fd=dirfd)
-        return True
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-
-
-class _Frame(NamedTuple):
-    name: str
-    identity: Tuple[int, int]
-    left: List[str]
-
-
-class _Removal:
-    """Removes one full folder, going down and up by descriptor with no recursion."""
-
-    def __init__(self, dirfd: int, name: str) -> None:
-        self._here = os.dup(dirfd)
-        self._frames = [_Frame("", _identity(self._here), [])]
-        self._target = name
-
-    def run(self) -> None:
-        """Remove it. Raises `OSError`."""
-        try:
-            self._down(self._target)
-            tries = 0
-            while len(self._frames) > 1:
-                if self._frames[-1].left:
-                    name = self._frames[-1].left.pop()
-                    if not _removed(self._here, name):
-                        self._down(name)
-                elif not self._up():
-                    tries += 1  # somebody put more into it
-                    if tries > _RETRIES:
-                        raise OSError(errno.EAGAIN, "it is being filled while it is removed", self._target)
-                    self._frames[-1].left.extend(os.listdir(self._here))
-        finally:
-            os.close(self._here)
-
-    def _down(self, name: str) -> None:
-        below = self._enter(name)
-        os.close(self._here)
-        self._here = below
-        self._frames.append(_Frame(name, _identity(below), os.listdir(below)))
-
-    def _enter(self, name: str) -> int:
-        try:
-            return _open(self._here, name, _FOLDER, 0, _BENEATH | _NO_XDEV)
-        except PermissionError:
-            _unlock(self._here, name)
-            return _open(self._here, name, _FOLDER, 0, _BENEATH | _NO_XDEV)
-
-    def _up(self) -> bool:
-        """Go to the parent and remove the folder just emptied; stay and return False when it is not empty."""
-        parent = os.open("..", _FOLDER, dir_fd=self._here)
-        try:
-            if _identity(parent) != self._frames[-2].identity:
-                raise OSError(errno.EAGAIN, "it was moved while it was removed", self._target)
-            if not _removed(parent, self._frames[-1].name):
-                return False
-            self._here, parent = parent, self._here
-            self._frames.pop()
-            return True
-        finally:
-            os.close(parent)
-
-
-def _identity(fd: int) -> Tuple[int, int]:
-    about = os.fstat(fd)
-    return about.st_dev, about.st_ino
-
-
-def _unlock(dirfd: int, name: str) -> None:
-    """Give the owner back the way into his folder, by what is open and not by name."""
-    fd = os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=dirfd)
-    try:
-        os.chmod(f"/proc/self/fd/{fd}" if hasattr(os, "O_PATH") else fd, 0o700)
-    finally:
-        os.close(fd)

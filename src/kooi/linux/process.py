@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 from typing import Iterable
 
 from kooi.linux.libc import nr, syscall, try_syscall
@@ -61,16 +62,34 @@ def signal_pidfd(pidfd: int, number: int) -> bool:
     return True
 
 
+def wait_pidfd(pidfd: int, seconds: float) -> bool:
+    """Wait until the process behind a pidfd has ended, at most `seconds`; return whether it has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def reap_pidfd(pidfd: int) -> None:
+    """Take the exit status of a process that has ended, if it is a child of ours, so that no zombie is left.
+
+    For the host: needs Python 3.9 and Linux 5.4.
+    """
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except OSError:
+        pass  # not ours
+
+
 def pid_of(pidfd: int) -> int:
     """Return the process id behind a pidfd as this process sees it; 0 or -1 when it is gone or not visible.
 
-    Raises `ValueError` for a descriptor that is no pidfd.
+    Raises `OSError` for a descriptor that is none.
     """
     with open("/proc/self/fdinfo/%d" % pidfd, "rb") as info:
         for line in info:
             if line.startswith(b"Pid:"):
                 return int(line[4:])
-    raise ValueError("descriptor %d is no pidfd" % pidfd)
+    raise OSError(errno.EBADF, "not a pidfd")
 
 
 def parent_of(pidfd: int) -> int:

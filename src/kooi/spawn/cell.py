@@ -11,16 +11,15 @@ interpreter as `spawn/zygote.py`.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from kooi.linux import caps, mounts, namespaces, paths, process, seccomp
+from kooi.spawn import messages
 
 _STAGE = "/tmp"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -46,7 +45,16 @@ _ZYGOTE_CAPS_SINGLE = ("setuid", "setgid", "setfcap")
 def main(control_fd: int) -> None:
     """Build the cell that the first message on `control_fd` describes."""
     control = socket.socket(fileno=control_fd)
-    config = json.loads(control.recv(1 << 20))
+    try:
+        _build(messages.receive(control)[0] or {}, control)
+    except BaseException as error:
+        messages.send(control, {"failed": "cell: %s: %s" % (type(error).__name__, error)})
+    finally:
+        os._exit(70)
+
+
+def _build(config: Mapping[str, Any], control: socket.socket) -> None:
+    """Build it, and end this process; the first process of the cell goes on. Raises what went wrong, in either."""
     os.umask(0o022)
     if config["ids"] == "root":
         namespaces.unshare(namespaces.NEWNS)
@@ -54,15 +62,10 @@ def main(control_fd: int) -> None:
     ready_read, ready_write = os.pipe()
     pid, pidfd = namespaces.fork_into(_NAMESPACES)
     if pid == 0:
-        try:
-            os.close(ready_write)
-            _become_zygote(config, control, ready_read)
-        except BaseException as error:
-            control.send(json.dumps({"failed": "cell: %s: %s" % (type(error).__name__, error)}).encode())
-        finally:
-            os._exit(70)
+        os.close(ready_write)
+        _become_zygote(config, control, ready_read)
     _map_ids(pid, config)
-    socket.send_fds(control, [b'{"cell": true}'], [pidfd])
+    messages.send(control, {"cell": True}, fds=[pidfd])
     os.write(ready_write, b"1")
     os._exit(0)
 
@@ -79,7 +82,10 @@ def _map_ids(pid: int, config: Mapping[str, Any]) -> None:
             ("newuidmap", os.getuid(), base, count),
             ("newgidmap", os.getgid(), config["gid_base"], config["gid_count"]),
         ):
-            subprocess.run([tool, str(pid), "0", str(own), "1", "1", str(first), str(number)], check=True)
+            command = [tool, str(pid), "0", str(own), "1", "1", str(first), str(number)]
+            done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
+            if done.returncode != 0:
+                raise RuntimeError("%s: %s" % (tool, done.stderr.decode("utf-8", "replace").strip()))
 
 
 def _become_zygote(config: Mapping[str, Any], control: socket.socket, ready: int) -> None:
@@ -165,7 +171,3 @@ def _write(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:
         file.write(text)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

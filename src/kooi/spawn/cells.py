@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
-import select
 import signal
 import socket
 import subprocess
@@ -13,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kooi.contract.errors import KooiError
-from kooi.linux import process
+from kooi.linux import process, subids
 from kooi.spawn import messages
 from kooi.spawn.cell import zygote_argv
 from kooi.spawn.entries import Cell
-from kooi.spawn.ids import IdPairs, subordinate
+from kooi.spawn.ids import IdPairs
 from kooi.spawn.journal import Journal
 from kooi.spawn.leases import Leases
 
@@ -114,6 +112,7 @@ class Cells:
         self._all.discard(cell)
         if cell.pidfd >= 0:
             self._loop.forget(cell.pidfd)
+            process.reap_pidfd(cell.pidfd)
             os.close(cell.pidfd)
             cell.pidfd = -1
         if cell.launcher is not None:
@@ -130,10 +129,7 @@ class Cells:
         for cell in list(self._all):
             self.end(cell, "closed")
         for cell in list(self._all):
-            # Not select(2), which knows no descriptor above 1023.
-            ended = select.poll()
-            ended.register(cell.pidfd, select.POLLIN)
-            ended.poll(_END_SECONDS * 1000)
+            process.wait_pidfd(cell.pidfd, _END_SECONDS)
             self._dead(cell)
 
     def _build(self, key: str, plan: dict[str, Any]) -> Cell | None:
@@ -165,9 +161,8 @@ class Cells:
             build["id_base"], build["id_count"] = cell.block.base, cell.block.count
             cell.ids = IdPairs(cell.block.count)
         elif cell.plan["ids"] == "subuid":
-            names = (pwd.getpwuid(os.getuid()).pw_name, str(os.getuid()))
-            build["id_base"], build["id_count"] = subordinate("/etc/subuid", names)
-            build["gid_base"], build["gid_count"] = subordinate("/etc/subgid", names)
+            build["id_base"], build["id_count"] = subids.first("/etc/subuid")
+            build["gid_base"], build["gid_count"] = subids.first("/etc/subgid")
             cell.ids = IdPairs(min(build["id_count"], build["gid_count"]) + 1)
 
     def _hear(self, cell: Cell) -> None:
@@ -185,17 +180,16 @@ class Cells:
         elif "failed" in head:
             messages.close_all(fds)
             self.end(cell, str(head["failed"])[:_REASON_BYTES])
-        elif "cell" in head and fds and cell.pidfd < 0:
-            self._first_process(cell, fds)
+        elif "cell" in head and len(fds) == 1 and cell.pidfd < 0:
+            self._first_process(cell, fds[0])
         elif head.get("ready") is True and not cell.live:
             self._ready(cell)
         else:
             messages.close_all(fds)
             self.end(cell, "its zygote broke the protocol")
 
-    def _first_process(self, cell: Cell, fds: list[int]) -> None:
-        cell.pidfd = fds[0]
-        messages.close_all(fds[1:])
+    def _first_process(self, cell: Cell, pidfd: int) -> None:
+        cell.pidfd = pidfd
         # Only once its launcher is gone is the first process ours, and may ask for a signal at our end.
         if cell.launcher is not None:
             cell.launcher.wait()
@@ -219,6 +213,10 @@ class Cells:
         else:
             self._loop.tell_host({"cell": cell.key, "ready": True})
         self._owner.cell_ready(cell)
+
+    def living(self) -> list[Cell]:
+        """Return every cell that has not ended: those that serve, their successors, and replaced ones with boxes."""
+        return [cell for cell in self._all if not cell.ended]
 
     def retire(self, cell: Cell) -> None:
         """End a cell that no longer serves as soon as its last box is gone."""

@@ -1,7 +1,9 @@
 """From blank to box: the steps of a plan, one verb each, run inside the blank in the order the plan gives.
 
-The verbs hold in security order: first the file view, then limits, then capabilities, then no_new_privs, Landlock
-and the system call filter. After `capabilities` no mount is possible any more; after `seccomp` nothing here is.
+The verbs hold in security order, in three parts: ahead of any request the file view and what no spec changes
+(`CellPlan.prepare`); for the box its quota, limits and capabilities (`BoxPlan.steps`); last no_new_privs, Landlock and
+the system call filter (`CellPlan.seal`). After `capabilities` no mount is possible any more; after `seccomp` nothing
+here is.
 Runs inside the box: standard library only, Python >= 3.8.
 """
 

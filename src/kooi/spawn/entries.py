@@ -12,6 +12,24 @@ from kooi.spawn.ids import IdPairs
 from kooi.spawn.leases import Lease
 
 
+class Watch:
+    """One watched box: its limit, the resident size and sockets it began with, its workspace, what was seen so far.
+
+    `outside` is the device that the workspace's path is on where nothing is mounted there.
+    """
+
+    __slots__ = ("base", "cpu_ns", "limit", "outside", "peak", "pids_peak", "reported", "sockets", "workspace")
+
+    def __init__(self, limit: int | None, base: int, workspace: str, outside: int, sockets: int) -> None:
+        self.limit = limit
+        self.base = base
+        self.workspace = workspace
+        self.outside = outside
+        self.sockets = sockets
+        self.peak = self.cpu_ns = self.pids_peak = 0
+        self.reported = False
+
+
 class Entry:
     """One blank, later one box. `box` is the host's number for it, None while it is a blank."""
 
@@ -26,7 +44,7 @@ class Entry:
         self.pidfd = -1
         self.pid = 0
         self.box: int | None = None
-        self.watch: Any = None
+        self.watch: Watch | None = None
 
 
 class Request:
@@ -48,6 +66,7 @@ class Cell:
     def __init__(self, key: str, plan: dict[str, Any], control: socket.socket) -> None:
         self.key = key
         self.plan = plan
+        self.home: str = plan["zygote"]["guest"]["home"]
         self.control = control
         self.launcher: subprocess.Popen[bytes] | None = None
         self.block: Lease | None = None

@@ -61,7 +61,7 @@ class Slot:
     def describe(self) -> dict[str, Any]:
         """Return where the group is and where its counters began, for a reader elsewhere."""
         base = [self.cpu_ns, self.pids_peak, self.oom, self.pids]
-        return {"name": self.group.name, "base": base}
+        return {"name": self.group.name, "base": base, "peak_base": self.group.peak_base}
 
     def final(self) -> dict[str, Any]:
         """Return what the box used in all."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-import json
 import os
 import socket
 import subprocess
@@ -16,41 +16,14 @@ from typing import Any
 from kooi.contract.backend import BoxEvent, Posture, Snapshot, Stream
 from kooi.contract.errors import SetupFailed, Unsupported
 from kooi.contract.result import Usage
-from kooi.images.host import GUEST_ROOT
 from kooi.linux import cgroup, process
 from kooi.spawn import messages
 from kooi.spawn.plan import BoxPlan, CellPlan
 from kooi.spawn.posture import posture_of
+from kooi.spawn.stream import SocketStream
 
 SOURCE = str(Path(__file__).resolve().parent.parent.parent)
-_CELL_ENV = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "HOME": "/home/user",
-    # A zygote must have one thread, and a pool of threads does not live through a fork.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
-    "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
-}
-
-
 _REAP_SECONDS = 0.02
-
-
-class SocketStream:
-    """A stream over one socket: read and write side are the same descriptor."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._socket = connection
-        self.read_fd = self.write_fd = connection.fileno()
-
-    def close(self) -> None:
-        """Close it; safe twice."""
-        self._socket.close()
 
 
 class SpawnedBox:
@@ -76,6 +49,7 @@ class SpawnedBox:
             self.pid = head["opened"]
             if head["slot"] is not None and self._handle.reader is not None:
                 self._group = self._handle.reader.group(head["slot"]["name"])
+                self._group.peak_base = head["slot"]["peak_base"]
                 self._base = head["slot"]["base"]
             self._set_opened()
         elif "failed" in head:
@@ -167,21 +141,31 @@ class SpawnedBox:
                 return
 
     async def freeze(self) -> None:
-        """Stop it from using CPU."""
-        self._handle.send({"op": "freeze", "box": self.number})
+        """Stop it from using CPU. Raises `Unsupported` where it has no control group."""
+        await self._set_frozen("freeze")
 
     async def thaw(self) -> None:
         """Undo `freeze`."""
-        self._handle.send({"op": "thaw", "box": self.number})
+        await self._set_frozen("thaw")
+
+    async def _set_frozen(self, operation: str) -> None:
+        await asyncio.shield(self._opened)
+        if self._over.done():
+            return
+        if self._group is None:
+            raise Unsupported("a box without a control group cannot be frozen", fix="see `kooi doctor`: cgroup")
+        self._handle.send({"op": operation, "box": self.number})
 
     async def snapshot(self) -> Snapshot:
         """Refuse: a forked box cannot be stored."""
         raise Unsupported("a box of this level cannot be stored", fix="use the level microvm")
 
     async def posture(self) -> Posture:
-        """Read its processes and mounts from outside."""
+        """Read its processes and mounts from outside. Raises `SetupFailed` when it is gone."""
         await asyncio.shield(self._opened)
-        return posture_of(self.pid)
+        if self._over.done():
+            raise SetupFailed("the box cannot be read: it is gone")
+        return await asyncio.to_thread(posture_of, self.pid)
 
 
 def _final_usage(final: Mapping[str, Any]) -> Usage:
@@ -201,7 +185,6 @@ class SpawnerHandle:
     def __init__(self, loop: asyncio.AbstractEventLoop, config: Mapping[str, Any]) -> None:
         self.loop = loop
         self.boxes: dict[int, SpawnedBox] = {}
-        self._config = config
         self._cells: dict[str, asyncio.Future[None]] = {}
         self._numbers = 0
         self.alive = True
@@ -238,20 +221,24 @@ class SpawnerHandle:
 
     def send(self, head: Mapping[str, Any], body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send one packet to the spawner, or queue it (with copies of `fds`) while the socket is full."""
-        self._outbox.send(head, body, fds)
+        # A spawner that is gone is noticed where it is listened to, and there everyone is told.
+        with contextlib.suppress(ConnectionError):
+            self._outbox.send(head, body, fds)
 
     async def cell(self, key: str, plan: CellPlan) -> None:
         """Return when the cell `key`, built as `plan` says, is running; start it if need be. Raises `SetupFailed`."""
         future = self._cells.get(key)
         if future is None:
             future = self._cells[key] = self.loop.create_future()
-            self.send({"op": "cell", "cell": key}, _cell_message(plan))
+            self.send({"op": "cell", "cell": key}, plan.encode(SOURCE))
         if not future.done():
             await asyncio.shield(future)
         future.result()
 
     def open(self, key: str, plan: BoxPlan, encoded: bytes) -> SpawnedBox:
-        """Ask for a box in cell `key`; what is written to its stream meanwhile waits there."""
+        """Ask for a box in cell `key`; what is written to its stream meanwhile waits there. Raises `SetupFailed`."""
+        if not self.alive:
+            raise SetupFailed("the spawner ended")
         ours, theirs = socket.socketpair()
         self._numbers += 1
         box = SpawnedBox(self, self._numbers, SocketStream(ours), plan.home)
@@ -265,15 +252,25 @@ class SpawnerHandle:
         }
         try:
             self.send(head, encoded, (theirs.fileno(),))
+        except OSError as error:
+            del self.boxes[box.number]
+            ours.close()
+            raise SetupFailed(f"the spawner could not be asked for a box: {error}") from error
         finally:
             theirs.close()
         return box
 
     def _want_write(self, wanted: bool) -> None:
         if wanted:
-            self.loop.add_writer(self._socket.fileno(), self._outbox.flush)
+            self.loop.add_writer(self._socket.fileno(), self._writable)
         else:
             self.loop.remove_writer(self._socket.fileno())
+
+    def _writable(self) -> None:
+        try:
+            self._outbox.flush()
+        except ConnectionError:
+            self._want_write(False)
 
     def _readable(self) -> None:
         while True:
@@ -313,7 +310,6 @@ class SpawnerHandle:
     def _lost(self) -> None:
         reason = f"the spawner ended: {self._crash.strip() or 'no reason given'}"
         self.alive = False
-        self.loop.remove_reader(self._socket.fileno())
         if not self._started.done():
             self._started.set_exception(SetupFailed(reason))
         for future in self._cells.values():
@@ -321,6 +317,7 @@ class SpawnerHandle:
                 future.set_exception(SetupFailed(reason))
         for box in list(self.boxes.values()):
             box.told({"failed": reason})
+        self._leave_loop()
 
     def abandon(self) -> None:
         """Let the spawner go without its loop, which is another thread's or closed: it kills everything as we close."""
@@ -331,16 +328,25 @@ class SpawnerHandle:
         else:
             self.loop.call_soon_threadsafe(self._leave_loop)
 
-    def _leave_loop(self) -> None:
-        self.loop.remove_reader(self._socket.fileno())
-        self._let_go()
-        self._reap()
-
     def _reap(self) -> None:
         if self._process.poll() is None:
             self.loop.call_later(_REAP_SECONDS, self._reap)
 
+    def _leave_loop(self) -> None:
+        self._hang_up()
+        self._let_go()
+        self._reap()
+
+    def _hang_up(self) -> None:
+        """Close our socket, in the loop's thread; safe twice."""
+        if self._socket.fileno() >= 0:
+            self.loop.remove_reader(self._socket.fileno())
+            self.loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+        self._outbox.clear()
+
     def _let_go(self) -> None:
+        self._outbox.clear()
         self._socket.close()
         for box in list(self.boxes.values()):
             box.stream.close()
@@ -350,48 +356,10 @@ class SpawnerHandle:
     async def close(self) -> None:
         """End the spawner, and with it every box; return when all is gone."""
         self.alive = False
-        self.loop.remove_reader(self._socket.fileno())
-        self._socket.close()
+        self._hang_up()
         while self._process.poll() is None:
             await asyncio.sleep(0.002)
         for box in list(self.boxes.values()):
             box.told({"exited": {}})
         if self.reader is not None:
             self.reader.close()
-
-
-def _cell_message(plan: CellPlan) -> bytes:
-    view = plan.view
-    binds = [*view.binds, (SOURCE + "/kooi", GUEST_ROOT + "/kooi")]
-    zygote = {
-        "python": view.python,
-        "sys_path": view.sys_path,
-        "warm": view.warm,
-        "restrictions": plan.restrictions,
-        "namespaces": plan.namespaces,
-        "ids": plan.ids,
-        "prepare": plan.prepare,
-        "seal": plan.seal,
-        "guest": plan.guest,
-    }
-    build = {
-        "ids": plan.ids,
-        "id_base": 0,
-        "id_count": 1,
-        "binds": binds,
-        "datasets": plan.datasets,
-        "links": view.links,
-        "texts": view.texts,
-        "python": view.python,
-        "guest_root": GUEST_ROOT,
-        "env": list(_CELL_ENV.items()),
-    }
-    message = {
-        "isolated": plan.isolated,
-        "ids": plan.ids,
-        "source": SOURCE,
-        "env": list(_CELL_ENV.items()),
-        "build": build,
-        "zygote": zygote,
-    }
-    return json.dumps(message).encode()

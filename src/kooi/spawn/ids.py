@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-
-def subordinate(file: str, names: tuple[str, ...]) -> tuple[int, int]:
-    """Return (first, count) of the first range that `file` (subuid(5), subgid(5)) gives one of `names`."""
-    try:
-        lines = Path(file).read_text().splitlines()
-    except OSError:
-        return 0, 0
-    for line in lines:
-        fields = line.split(":")
-        if len(fields) == 3 and fields[0] in names and fields[1].isdigit() and fields[2].isdigit():
-            return int(fields[1]), int(fields[2])
-    return 0, 0
-
 
 class IdPairs:
     """Pairs of ids of the cell's user namespace: (1, 2), (3, 4), …; one comes back only when its box is gone."""

@@ -1,4 +1,7 @@
-"""Messages between host, spawner, zygotes and blanks: one packet each, a JSON head and raw bytes after a NUL."""
+"""Messages between host, spawner, zygotes and blanks: one packet each, a JSON head and raw bytes after a NUL.
+
+Used inside the cell too: standard library only, Python >= 3.8.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_MESSAGE = 1 << 18
+# To a blank: go on; with a request waiting, go on without doing anything ahead that the request does not need.
+GO, GO_NOW = b"go", b"go now"
 _MAX_FDS = 4
 
 
@@ -22,11 +27,8 @@ def send(connection: socket.socket, head: Mapping[str, Any], body: bytes = b"", 
     connection.sendmsg(parts, rights)
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, bytes, list[int]]:
-    """Receive one packet: its head (None at the end of the stream), body and descriptors.
-
-    Raises `ValueError` for what is no message; its descriptors are closed.
-    """
+def receive_packet(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive one packet as it is, and its descriptors (close-on-exec); empty at the end of the stream."""
     received = array.array("i")
     data, ancillary, _flags, _address = connection.recvmsg(
         MAX_MESSAGE, socket.CMSG_SPACE(_MAX_FDS * received.itemsize), socket.MSG_CMSG_CLOEXEC
@@ -34,19 +36,26 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, bytes, li
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-    fds = list(received)
+    return data, list(received)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, bytes, list[int]]:
+    """Receive one packet: its head (None at the end of the stream), body and descriptors.
+
+    Raises `ValueError` for anything that is not a message; its descriptors are closed.
+    """
+    data, fds = receive_packet(connection)
     if not data:
         close_all(fds)
         return None, b"", []
     head, _, body = data.partition(b"\0")
     try:
         value = json.loads(head)
+        if not isinstance(value, dict):
+            raise ValueError("a message must be a JSON object")
     except (ValueError, RecursionError) as error:
         close_all(fds)
-        raise ValueError("a message must be JSON") from error
-    if not isinstance(value, dict):
-        close_all(fds)
-        raise ValueError("a message must be a JSON object")
+        raise ValueError(f"not a message: {error}") from None
     return value, body, fds
 
 
@@ -79,6 +88,11 @@ class Outbox:
             self._queue.popleft()
             close_all(fds)
         self._want_write(False)
+
+    def clear(self) -> None:
+        """Forget what waits: nobody will take it."""
+        while self._queue:
+            close_all(self._queue.popleft()[2])
 
 
 def close_all(fds: Sequence[int]) -> None:

@@ -1,8 +1,9 @@
 """The plan: a spec and the host's facts, compiled into ordered steps. Pure; `explain` prints it.
 
 A plan has two halves. The *cell* half says how to build the cell and its zygote; it is the same for every sandbox with
-the same image, preload list and datasets, so cells are shared by its key. The *box* half is the list of steps that
-turn a blank into a box, in security order; each step is a verb of `spawn/confine.py` with its arguments.
+the same image, preload list and datasets, so cells are shared by its key. It also has the steps that its blanks take
+ahead of any request (`prepare`) and last (`seal`). The *box* half is the list of steps in between, that turn a blank
+into a box. Each step is a verb of `spawn/confine.py` with its arguments; together they are in security order.
 """
 
 from __future__ import annotations
@@ -15,11 +16,24 @@ from typing import Any
 
 from kooi.contract.backend import HostFacts
 from kooi.contract.spec import Spec
-from kooi.images.host import HOME, View
+from kooi.images.host import GUEST_ROOT, HOME, View
 
 CODE_ID = 1000
 # The agent, the file helper and the run's own supervision are not the code's: they come on top of its process limit.
 AGENT_PROCESSES = 2
+
+_CELL_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": HOME,
+    # A zygote must have one thread, and a pool of threads does not live through a fork.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
+    "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
+}
 
 _JAIL_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mount")
 _PLAIN_NAMESPACES = ("user", "pid", "net", "mount")
@@ -67,6 +81,40 @@ class CellPlan:
     def key(self) -> str:
         """Return the digest under which cells are shared."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def encode(self, source: str) -> bytes:
+        """Return what the spawner is sent: what builds the cell, and what its zygote is told then.
+
+        `source` is the folder on the host that holds the package `kooi`.
+        """
+        view = self.view
+        env = list(_CELL_ENV.items())
+        zygote = {
+            "python": view.python,
+            "sys_path": view.sys_path,
+            "warm": view.warm,
+            "restrictions": self.restrictions,
+            "namespaces": self.namespaces,
+            "ids": self.ids,
+            "code_id": CODE_ID,
+            "prepare": self.prepare,
+            "seal": self.seal,
+            "guest": self.guest,
+        }
+        build = {
+            "ids": self.ids,
+            "id_base": 0,
+            "id_count": 1,
+            "binds": [*view.binds, (source + "/kooi", GUEST_ROOT + "/kooi")],
+            "datasets": self.datasets,
+            "links": view.links,
+            "texts": view.texts,
+            "python": view.python,
+            "guest_root": GUEST_ROOT,
+            "env": env,
+        }
+        message = {"isolated": self.isolated, "ids": self.ids, "source": source, "env": env}
+        return json.dumps({**message, "build": build, "zygote": zygote}).encode()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kooi.contract.backend import Availability, HostFacts
+from kooi.contract.errors import SetupFailed
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
 from kooi.settings import Settings, load_settings, private_dir
@@ -62,6 +63,10 @@ class Service:
             datasets.check(spec.policy.datasets, own_ids=cell.ids in ("root", "subuid"))
         handle = self.handle()
         await handle.cell(compiled.key, cell)
+        if facts.cgroup_writable and handle.reader is None:
+            # The plan and its enforcement count on them: a box without is not what was promised.
+            why = (await handle.started()).get("reason", "no reason given")
+            raise SetupFailed(f"control groups were there and the spawner has none: {why}", fix="see `kooi doctor`")
         return handle.open(compiled.key, box, compiled.encoded)
 
     async def prove(self, spec: Spec, facts: HostFacts) -> Availability:
@@ -83,7 +88,7 @@ class Service:
     def handle(self) -> SpawnerHandle:
         """Return the spawner of the running loop, starting one if there is none."""
         loop = asyncio.get_running_loop()
-        for old in [known for known in self._handles if known.is_closed()]:
+        for old in [known for known in list(self._handles) if known.is_closed()]:
             self._handles.pop(old).abandon()
         handle = self._handles.get(loop)
         if handle is None or not handle.alive:

@@ -19,7 +19,6 @@ from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.journal import Journal
 from kooi.spawn.watchdog import Watchdog
 
-_CODE_INSIDE = 1000
 # A zygote's queue holds about ten packets; it never gets more than it can take at once.
 _MAKING = 8
 _FAILURES = 3
@@ -112,10 +111,7 @@ class Shop:
             else:
                 # Where the zygote is not the first process of a pid namespace, its end is not theirs.
                 process.signal_pidfd(entry.pidfd, signal.SIGKILL)
-        for request in cell.waiting:
-            os.close(request.stream)
-            self._loop.tell_host({"box": request.box, "failed": reason})
-        cell.waiting.clear()
+        self._refuse_waiting(cell, reason)
         if reason != "replaced":
             self._loop.tell_host({"cell": cell.key, "failed": reason})
 
@@ -123,8 +119,9 @@ class Shop:
         """Put a new blank into a control group; it waits until that is done."""
         entry = cell.making.get(head["blank"])
         if entry is not None and entry.pidfd < 0 and not fds and "failed" in head:
-            # The kernel refused a fork. It may not the next time, and whoever waits must not wait for ever.
+            # The kernel refused a fork. It may not the next time, but whoever waits must not wait for ever.
             self._discard(entry)
+            self._refuse_waiting(cell, f"no process could be made: {str(head['failed'])[:_WORDS_BYTES]}")
             self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
             return
         if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not _is_child(cell, fds[0]):
@@ -140,6 +137,12 @@ class Shop:
             self._groups.attach(entry.pid, lambda slot, error: self._attached(entry, slot, error))
         else:
             self._attached(entry, None, None)
+
+    def _refuse_waiting(self, cell: Cell, reason: str) -> None:
+        for request in cell.waiting:
+            os.close(request.stream)
+            self._loop.tell_host({"box": request.box, "failed": reason})
+        cell.waiting.clear()
 
     # Blanks.
 
@@ -177,7 +180,7 @@ class Shop:
         cell.making[entry.number] = entry
         head: dict[str, Any] = {"blank": entry.number}
         if pair is not None:
-            head |= {"agent": pair[0], "code": pair[1], "code_inside": _CODE_INSIDE}
+            head |= {"agent": pair[0], "code": pair[1]}
         try:
             messages.send(cell.control, head, fds=[theirs.fileno()])
         except OSError:
@@ -201,7 +204,7 @@ class Shop:
             return
         del cell.making[entry.number]
         try:
-            entry.control.send(b"go now" if cell.waiting else b"go")
+            entry.control.send(messages.GO_NOW if cell.waiting else messages.GO)
         except OSError:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
@@ -270,11 +273,12 @@ class Shop:
                     entry.slot.group.strike()
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
-        for cell in list(self._cells.serving.values()):
+        for cell in self._cells.living():
             for request in list(cell.waiting):
                 if request.box == box:
                     cell.waiting.remove(request)
                     os.close(request.stream)
+                    self._cells.retire(cell)
         # Not there, or not any more: either way nothing of it is left.
         self._loop.tell_host({"box": box, "exited": {}})
 
@@ -328,6 +332,9 @@ class Shop:
         entry.control.close()
         if entry.pidfd >= 0:
             self._loop.forget(entry.pidfd)
+            if cell.ended:
+                # It may have become ours when its zygote died.
+                process.reap_pidfd(entry.pidfd)
             os.close(entry.pidfd)
             entry.pidfd = -1
         if entry.slot is not None:
@@ -346,7 +353,7 @@ def _is_child(cell: Cell, pidfd: int) -> bool:
     """
     try:
         return process.parent_of(pidfd) in (process.pid_of(cell.pidfd), -1)
-    except ValueError:
+    except OSError:
         return False
 
 

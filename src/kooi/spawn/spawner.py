@@ -2,15 +2,16 @@
 
 Theory of operation. The host library starts it with one packet socket and a pidfd of itself. It outlives a killed
 host just long enough to kill every cell and remove every group: it waits on the owner's pidfd and on the end of the
-socket, and does not rely on parent-death signals. It is single-threaded but for one helper thread that attaches
-blanks to control groups, because a first attach after a quiet moment waits 11-15 ms in the kernel.
+socket, and does not rely on parent-death signals. It is single-threaded but for one helper thread that makes control
+groups, attaches blanks to them and takes them back, because a first attach after a quiet moment waits 11-15 ms.
 
     host ──packets──▶ spawner ──packets──▶ zygote (one a cell) ──fork──▶ blank ──plan──▶ box
       ▲                  └── control group, ids, pidfd of every box
       └────────── stream of the box (a socket pair made by the host, its other end handed down) ──────────┘
 
-A blank is put into its group before it hears anything else. `open` hands a blank the plan and the stream, so no step
-on the way of a request waits for the kernel's slow paths. Everything heard from a zygote or blank is untrusted.
+A blank is put into its group before it hears anything else, and gets itself ready then. `open` hands a ready blank the
+plan and the stream, so no step on the way of a request waits for the kernel's slow paths, and the next blank is made a
+moment later. Everything heard from a zygote or blank is untrusted: at worst it ends its own cell.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import os
 import resource
 import select
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -144,7 +144,3 @@ def main(host_fd: int, owner_pidfd: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     Spawner(socket.socket(fileno=host_fd), owner_pidfd).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -13,25 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kooi.spawn.entries import Entry
+from kooi.spawn.entries import Entry, Watch
 
 TICK_SECONDS = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_WORKSPACE = "/proc/{pid}/root/home/user"
-
-
-class Watch:
-    """One watched box: its limit, the resident size it began with, and what was seen so far."""
-
-    __slots__ = ("base", "cpu_ns", "limit", "peak", "pids_peak", "reported", "sockets")
-
-    def __init__(self, limit: int | None, base: int, sockets: int) -> None:
-        self.limit = limit
-        self.base = base
-        self.sockets = sockets
-        self.peak = self.cpu_ns = self.pids_peak = 0
-        self.reported = False
 
 
 class Watchdog:
@@ -44,7 +30,9 @@ class Watchdog:
 
     def add(self, entry: Entry, limit: int | None) -> None:
         """Begin to watch a box."""
-        entry.watch = Watch(limit, _resident(entry.pid), _sockets(entry.pid))
+        home = entry.cell.home
+        workspace = f"/proc/{entry.pid}/root{home}"
+        entry.watch = Watch(limit, _resident(entry.pid), workspace, _device(home), _sockets(entry.pid))
         self._entries[entry.number] = entry
 
     def remove(self, entry: Entry) -> dict[str, Any]:
@@ -71,13 +59,15 @@ class Watchdog:
             return
         self._next = now + TICK_SECONDS
         for entry in list(self._entries.values()):
-            self._sample(entry, entry.watch, tree(entry.pid))
+            if entry.watch is not None:
+                self._sample(entry, entry.watch, tree(entry.pid))
 
     def _sample(self, entry: Entry, watch: Watch, pids: list[int]) -> None:
         watch.pids_peak = max(watch.pids_peak, len(pids))
         watch.cpu_ns = max(watch.cpu_ns, sum(map(_cpu_ns, pids)))
         sizes = sorted(((max(0, _resident(pid) - watch.base), pid) for pid in pids), reverse=True)
-        shared = _workspace_bytes(entry.pid) + max(0, _sockets(entry.pid) - watch.sockets) * _socket_bytes()
+        shared = _stored_bytes(watch.workspace, watch.outside)
+        shared += max(0, _sockets(entry.pid) - watch.sockets) * _socket_bytes()
         used = shared + sum(size for size, _ in sizes)
         if watch.limit is not None and used > watch.limit // 2:
             used = shared + sum(_proportional(pid) for _, pid in sizes)
@@ -155,10 +145,20 @@ def _socket_bytes() -> int:
     return sum(int(_read(f"/proc/sys/net/core/{name}_default") or 212_992) for name in ("rmem", "wmem"))
 
 
-def _workspace_bytes(pid: int) -> int:
-    """Return what is in the box's tmpfs; the path is the view's own, where the code can plant nothing."""
+def _device(path: str) -> int:
     try:
-        found = os.statvfs(_WORKSPACE.format(pid=pid))
+        return os.stat(path).st_dev
+    except OSError:
+        return -1
+
+
+def _stored_bytes(workspace: str, outside: int) -> int:
+    """Return what is in the box's tmpfs, once it is mounted; at level process an ordinary user may not look."""
+    try:
+        # A blank that is still getting ready shows what lies below: at level process the host's disk.
+        if os.stat(workspace).st_dev == outside:
+            return 0
+        found = os.statvfs(workspace)
     except OSError:
         return 0
     return (found.f_blocks - found.f_bfree) * found.f_frsize

@@ -3,8 +3,9 @@
 Theory of operation. The zygote imports the image's warm set, freezes the garbage collector's view of it and waits for
 the spawner. For each `blank` message (carrying one end of a control socket) it forks into new, empty namespaces, maps
 the blank's two ids, and reports the blank by pidfd. The blank waits until the spawner has put it into its control
-group, does what does not depend on any spec, and waits again. The `open` message (a plan, and the stream to the host
-as a descriptor) makes it a box: it carries out the plan and becomes the guest's agent.
+group, takes the steps that do not depend on any spec, hatches, seals and warms its first interpreter, and waits again.
+The next message (a plan, and the stream to the host as a descriptor) makes it a box: it carries out the plan, seals
+itself and becomes the guest's agent.
 
 A blank never returns into the zygote's stack, closes every descriptor but its own first, and holds nothing of any
 tenant: a plan carries no code, no environment and no secret; these come over the stream. Children are reaped by the
@@ -15,7 +16,6 @@ Runs inside the cell: standard library only, Python >= 3.8.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import importlib
@@ -25,11 +25,11 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence
 
 from kooi.guest import fresh, start
 from kooi.linux import caps, namespaces, process, seccomp
-from kooi.spawn import confine
+from kooi.spawn import confine, messages
 
 _FLAGS = {
     "user": namespaces.NEWUSER,
@@ -39,17 +39,13 @@ _FLAGS = {
     "uts": namespaces.NEWUTS,
     "mount": namespaces.NEWNS,
 }
-_MAX_MESSAGE = 1 << 18
-# Go on; with a request waiting, go on without doing anything ahead that the request does not need.
-GO, GO_NOW = b"go", b"go now"
-_CODE_ID = 1000
 _WORDS_BYTES = 2000
 
 
 def main(control_fd: int) -> NoReturn:
     """Serve the spawner on `control_fd` until it goes away."""
     control = socket.socket(fileno=control_fd)
-    config = json.loads(control.recv(_MAX_MESSAGE))
+    config = json.loads(control.recv(messages.MAX_MESSAGE))
     process.die_with_parent()
     try:
         _warm(config)
@@ -57,10 +53,10 @@ def main(control_fd: int) -> NoReturn:
         if threads != 1:
             raise RuntimeError("the warm set started %d threads; a zygote must have one" % threads)
     except BaseException as error:
-        control.send(json.dumps({"failed": "%s: %s" % (type(error).__name__, error)}).encode())
+        messages.send(control, {"failed": "%s: %s" % (type(error).__name__, error)})
         os._exit(71)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    control.send(b'{"ready": true}')
+    messages.send(control, {"ready": True})
     zygote = _Zygote(control, config)
     while True:
         zygote.serve_one()
@@ -68,7 +64,6 @@ def main(control_fd: int) -> NoReturn:
 
 def _warm(config: Mapping[str, Any]) -> None:
     """Import the warm set as the code will see it, take the first-use costs, and freeze what is there."""
-    own = list(sys.path)
     sys.path[:] = config["sys_path"]
     failed = []
     for name in config["warm"]:
@@ -80,7 +75,6 @@ def _warm(config: Mapping[str, Any]) -> None:
         raise ImportError("preload: " + ", ".join(failed))
     seccomp.program(*config["restrictions"])
     _rehearse()
-    del own
     gc.collect()
     gc.freeze()
 
@@ -100,6 +94,7 @@ class _Zygote:
         for name in config["namespaces"]:
             self._flags |= _FLAGS[name]
         self._ids: str = config["ids"]
+        self._code_id: int = config["code_id"]
         self._prepare: Sequence[Any] = config["prepare"]
         self._seal: Sequence[Any] = config["seal"]
         self._setup = _setup(config["guest"])
@@ -107,17 +102,16 @@ class _Zygote:
 
     def serve_one(self) -> None:
         """Handle one message: fork one blank. The spawner's end closing is the end of the cell."""
-        data, fds = _receive(self._control)
+        data, fds = messages.receive_packet(self._control)
         if not data:
             os._exit(0)
         message = json.loads(data)
         try:
             self._fork_blank(message, fds[0])
         except OSError as error:
-            self._control.send(json.dumps({"blank": message["blank"], "failed": str(error)}).encode())
+            messages.send(self._control, {"blank": message["blank"], "failed": str(error)})
         finally:
-            for fd in fds:
-                os.close(fd)
+            messages.close_all(fds)
 
     def _fork_blank(self, message: Mapping[str, Any], blank_fd: int) -> None:
         pid, pidfd = namespaces.fork_into(self._flags)
@@ -129,7 +123,7 @@ class _Zygote:
         try:
             if self._flags & namespaces.NEWUSER:
                 self._map(pid, message)
-            _send(self._control, {"blank": message["blank"]}, [pidfd])
+            messages.send(self._control, {"blank": message["blank"]}, fds=[pidfd])
         finally:
             os.close(pidfd)
 
@@ -138,9 +132,10 @@ class _Zygote:
             uid, gid = os.getuid(), os.getgid()
             namespaces.write_maps(pid, [(uid, uid, 1)], [(gid, gid, 1)], deny_setgroups=True)
         elif self._ids == "single":
-            namespaces.write_maps(pid, [(_CODE_ID, 0, 1)], [(_CODE_ID, 0, 1)], deny_setgroups=True)
+            own = [(self._code_id, 0, 1)]
+            namespaces.write_maps(pid, own, own, deny_setgroups=True)
         else:
-            entries = [(0, message["agent"], 1), (message["code_inside"], message["code"], 1)]
+            entries = [(0, message["agent"], 1), (self._code_id, message["code"], 1)]
             namespaces.write_maps(pid, entries, entries)
 
 
@@ -164,8 +159,8 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     control = socket.socket(fileno=blank_fd)
-    data, _ = _receive(control)
-    if data not in (GO, GO_NOW):
+    data, _ = messages.receive_packet(control)
+    if data not in (messages.GO, messages.GO_NOW):
         return
     confinement = confine.Confinement()
     try:
@@ -180,10 +175,10 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
         process.set_dumpable(False)
         confinement.carry_out(prepare)
         ahead: Optional[start.Ahead] = None
-        if data == GO:
+        if data == messages.GO:
             ahead = start.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
             confinement.companion = ahead.interpreter
-        data, fds = _receive(control)
+        data, fds = messages.receive_packet(control)
         if not data:
             return
         plan = json.loads(data)
@@ -203,20 +198,3 @@ def _seal_code(confinement: confine.Confinement, seal: Sequence[Any], setup: sta
     if setup.confine_code is not None:
         setup.confine_code()
     confinement.carry_out(seal)
-
-
-def _receive(connection: socket.socket) -> Tuple[bytes, List[int]]:
-    """Receive one message and the descriptors with it; close-on-exec."""
-    fds = array.array("i")
-    data, ancillary, _flags, _address = connection.recvmsg(
-        _MAX_MESSAGE, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC
-    )
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return data, list(fds)
-
-
-def _send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-    rights = array.array("i", fds)
-    connection.sendmsg([json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])

@@ -19,14 +19,12 @@ from pathlib import Path
 from kooi.agent.choose import KINDS, choose_model
 from kooi.agent.loop import Agent, Model, Reply, Transcript, Watcher
 from kooi.agent.tool import ToolOutcome, run_python_tool
-from kooi.contract.errors import InvalidRequest
 from kooi.contract.spec import Spec
 from kooi.doors.cli import choose, show
 from kooi.doors.cli.main import FINE, OURS, THEIRS
 from kooi.engine import registry
 from kooi.settings import agent_keys
 
-MAX_FILE_BYTES = 1 << 30
 _SHOWN_CHARS = 4_000
 _OUR_FAULT = ("model_error", "sandbox_error")
 
@@ -53,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, and print the conversation as it goes."""
     spec = choose.spec_of(args)
-    files = read_files(args.file)
+    files = choose.files_of(args.file)
     model = choose_model(args.model, agent_keys())
     budget = Budget(args.max_steps, args.max_seconds)
     if not args.json:
@@ -92,18 +90,6 @@ async def converse(
     finally:
         await model.close()
         await registry.close_all()
-
-
-def read_files(paths: list[Path]) -> dict[str, bytes]:
-    """Return the files' contents by the names they get inside."""
-    files: dict[str, bytes] = {}
-    for path in paths:
-        if path.name in files:
-            raise InvalidRequest(f"two files are called {path.name!r}", key="file", fix="rename one of them")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{path} is larger than {MAX_FILE_BYTES} bytes", key="file")
-        files[path.name] = path.read_bytes()
-    return files
 
 
 def show_event(event: Reply | ToolOutcome) -> None:

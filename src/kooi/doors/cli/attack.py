@@ -18,7 +18,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from kooi.doors.cli import show
+from kooi.doors.cli import choose, show
 from kooi.doors.cli.main import FINE, OURS
 from kooi.proof.access import close_all
 from kooi.proof.attacks import html, report, runner, suites
@@ -39,8 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite and print the report."""
-    levels = () if args.level == "all" else _words(args.level)
-    only = _words(args.only)
+    levels = () if args.level == "all" else choose.words(args.level)
+    only = choose.words(args.only)
     programs = suites.load(args.suite, only)
     with show.progress(len(programs) * (1 + (len(levels) or 2)), "attack") as bar:
         result = asyncio.run(_run(args.suite, levels, only, bar))
@@ -58,10 +58,6 @@ async def _run(suite: str, levels: tuple[str, ...], only: tuple[str, ...], bar: 
         return await runner.run_suite(suite, levels, only, lambda title, level: bar.step(f"{level}: {title}"))
     finally:
         await close_all()
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _exit_code(result: SuiteReport, asked: tuple[str, ...], check: bool) -> int:

@@ -13,7 +13,7 @@ import argparse
 import asyncio
 
 from kooi.contract.errors import InvalidRequest
-from kooi.doors.cli import show
+from kooi.doors.cli import choose, show
 from kooi.doors.cli.main import FINE, OURS
 from kooi.proof.bench import bars, classic, full, report
 from kooi.proof.bench.results import Results
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         show.note()
     if not args.full:
         return _classic(args)
-    only = _words(args.only)
+    only = choose.words(args.only)
     unknown = sorted(set(only) - set(full.names()))
     if unknown:
         raise InvalidRequest(f"nothing is named {', '.join(unknown)}", key="only", fix=", ".join(full.names()))
@@ -54,13 +54,9 @@ def run(args: argparse.Namespace) -> int:
     return OURS if args.check and missed else FINE
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
 def _classic(args: argparse.Namespace) -> int:
     with show.progress(None, "bench") as bar:
-        lines = asyncio.run(classic.table(_words(args.level), bar.step))
+        lines = asyncio.run(classic.table(choose.words(args.level), bar.step))
     if args.json:
         show.print_json(report.classic_json(lines))
         return FINE

@@ -1,15 +1,18 @@
-"""The arguments that say what sandbox to use, shared by verbs: --level, --policy, --limit."""
+"""Arguments shared by verbs: what sandbox to use (--level, --policy, --limit), files to put inside, lists of names."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from kooi import settings
-from kooi.contract.errors import InvalidPolicy
+from kooi.contract.errors import InvalidPolicy, InvalidRequest
 from kooi.contract.limits import RANGES, Limits
 from kooi.contract.spec import Spec
+from kooi.engine.requests import MAX_BODY_BYTES
 
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -36,6 +39,23 @@ def spec_of(args: argparse.Namespace) -> Spec:
         spec = replace(spec, fresh=True)
     changes = dict(_limit(text) for text in args.limit)
     return replace(spec, limits=Limits.from_mapping({**spec.limits.to_mapping(), **changes}))
+
+
+def files_of(paths: Sequence[str | Path]) -> dict[str, bytes]:
+    """Return the files' contents by the names they get inside."""
+    files: dict[str, bytes] = {}
+    for path in map(Path, paths):
+        if path.name in files:
+            raise InvalidRequest(f"two files are called {path.name!r}", key="file", fix="rename one of them")
+        if path.stat().st_size > MAX_BODY_BYTES:
+            raise InvalidRequest(f"{path} is larger than {MAX_BODY_BYTES} bytes", key="file")
+        files[path.name] = path.read_bytes()
+    return files
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _limit(text: str) -> tuple[str, Any]:

@@ -17,7 +17,7 @@ from kooi import settings
 from kooi.contract.backend import Availability
 from kooi.contract.errors import KooiError
 from kooi.contract.spec import Spec
-from kooi.doors.cli import show
+from kooi.doors.cli import choose, show
 from kooi.doors.cli.main import FINE, OURS
 from kooi.engine import enforce, registry
 from kooi.proof import host
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prove, look, and print."""
-    must = [word.strip() for word in args.must.split(",") if word.strip()]
+    must = choose.words(args.must)
     with show.progress(len(registry.levels()), "doctor") as bar:
         proved = asyncio.run(_prove(bar))
     facts = host.facts(enforce.host_facts())

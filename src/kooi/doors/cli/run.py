@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run it."""
     spec = choose.spec_of(args)
-    box = AsyncSandbox(spec=spec, env=dict(_variable(text) for text in args.env), files=_files(args.files))
+    box = AsyncSandbox(spec=spec, env=dict(_variable(text) for text in args.env), files=choose.files_of(args.files))
     code, stdin = _program(args), _stdin(args)
     result = asyncio.run(_run(box, code, stdin, quiet=args.json))
     if args.json:
@@ -119,18 +119,6 @@ def _stdin(args: argparse.Namespace) -> bytes | None:
     if args.stdin is None:
         return None
     return sys.stdin.buffer.read() if args.stdin == "-" else Path(args.stdin).read_bytes()
-
-
-def _files(paths: list[str]) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    for path in paths:
-        name = Path(path).name
-        if name in files:
-            raise InvalidRequest(
-                f"two files are named {name}", key="file", fix="rename one: both would be the same inside"
-            )
-        files[name] = Path(path).read_bytes()
-    return files
 
 
 def _variable(text: str) -> tuple[str, str]:
