@@ -136,7 +136,11 @@ REFUSALS: Mapping[str, int] = dict.fromkeys(_XATTR.split(), errno.EOPNOTSUPP)
 # restriction: lines put before a call's own; they only refuse, so a restriction can never allow anything
 RESTRICTIONS: Mapping[str, Policy] = {
     # Where nothing counts a sandbox's memory but a watchdog.
-    "memfd": {"memfd_create": (Line(errno.ENOSYS),)},
+    "memfd": {
+        "memfd_create": (Line(errno.ENOSYS),),
+        # It counts sockets, each for as much as one holds whose buffers nobody enlarged.
+        "setsockopt": (Line(errno.ENOPROTOOPT, (_is(1, 1), _is(2, 7, 8, 32, 33))),),
+    },
     # Where there is no network namespace: no sockets but unix ones.
     "inet": {"socket": (Line(errno.EAFNOSUPPORT, (_is(0, _INET, _INET6, _NETLINK),)),)},
     # Where pathname sockets of the host are in reach: only inherited sockets and pairs.

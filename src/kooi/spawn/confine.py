@@ -40,6 +40,7 @@ class Confinement:
             "proc": proc,
             "terminals": terminals,
             "loopback": network.loopback_up,
+            "bound_tcp": network.bound_tcp,
             "bounding_set": caps.drop_bounding,
             "private_home": private_home,
             "home_quota": home_quota,

@@ -13,18 +13,19 @@ from kooi.spawn.leases import Lease
 
 
 class Watch:
-    """One watched box: its limit, the resident size it began with, its workspace, and what was seen so far.
+    """One watched box: its limit, the resident size and sockets it began with, its workspace, what was seen so far.
 
     `outside` is the device that the workspace's path is on where nothing is mounted there.
     """
 
-    __slots__ = ("base", "cpu_ns", "limit", "outside", "peak", "pids_peak", "reported", "workspace")
+    __slots__ = ("base", "cpu_ns", "limit", "outside", "peak", "pids_peak", "reported", "sockets", "workspace")
 
-    def __init__(self, limit: int | None, base: int, workspace: str, outside: int) -> None:
+    def __init__(self, limit: int | None, base: int, workspace: str, outside: int, sockets: int) -> None:
         self.limit = limit
         self.base = base
         self.workspace = workspace
         self.outside = outside
+        self.sockets = sockets
         self.peak = self.cpu_ns = self.pids_peak = 0
         self.reported = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -107,8 +108,10 @@ class SpawnedBox:
             return await self._ask_usage()
         try:
             return self._read_usage(self._group)
-        except OSError:
-            # Its group went to another box or away between two events; the last word is on its way.
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+            # Its group went away between two events; the last word is on its way.
             await asyncio.shield(self._over)
             return self._over.result().usage or Usage()
 

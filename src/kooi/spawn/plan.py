@@ -174,6 +174,8 @@ def _jail_seal(facts: HostFacts, restrictions: tuple[str, ...]) -> tuple[Step, .
 
 def _jail_prepare(facts: HostFacts) -> tuple[Step, ...]:
     steps: list[Step] = [
+        # Before /proc/sys becomes read-only.
+        *(() if facts.cgroup_writable else (("bound_tcp", {}),)),
         ("workspace", {"owner": CODE_ID}),
         ("proc", {"hidden": _PROC_HIDDEN, "read_only": ("sys",)}),
         ("terminals", {}),

@@ -1,11 +1,13 @@
 """Boxes that no control group counts: their processes are read from /proc, and their memory every 20 ms.
 
 Resident memory alone is no measure: forks of a zygote share most of it. So it is only the trigger; near the limit the
-proportional sizes are read instead. What is in the workspace's tmpfs is added: no process need have it mapped.
+proportional sizes are read instead. What is in the workspace's tmpfs is added: no process need have it mapped. So are
+sockets, whose contents no file of /proc tells: each counts for what its buffers can hold.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -29,7 +31,8 @@ class Watchdog:
     def add(self, entry: Entry, limit: int | None) -> None:
         """Begin to watch a box."""
         home = entry.cell.home
-        entry.watch = Watch(limit, _resident(entry.pid), f"/proc/{entry.pid}/root{home}", _device(home))
+        workspace = f"/proc/{entry.pid}/root{home}"
+        entry.watch = Watch(limit, _resident(entry.pid), workspace, _device(home), _sockets(entry.pid))
         self._entries[entry.number] = entry
 
     def remove(self, entry: Entry) -> dict[str, Any]:
@@ -63,10 +66,11 @@ class Watchdog:
         watch.pids_peak = max(watch.pids_peak, len(pids))
         watch.cpu_ns = max(watch.cpu_ns, sum(map(_cpu_ns, pids)))
         sizes = sorted(((max(0, _resident(pid) - watch.base), pid) for pid in pids), reverse=True)
-        files = _stored_bytes(watch.workspace, watch.outside)
-        used = files + sum(size for size, _ in sizes)
+        shared = _stored_bytes(watch.workspace, watch.outside)
+        shared += max(0, _sockets(entry.pid) - watch.sockets) * _socket_bytes()
+        used = shared + sum(size for size, _ in sizes)
         if watch.limit is not None and used > watch.limit // 2:
-            used = files + sum(_proportional(pid) for _, pid in sizes)
+            used = shared + sum(_proportional(pid) for _, pid in sizes)
         watch.peak = max(watch.peak, used)
         if watch.limit is not None and used > watch.limit and not watch.reported:
             watch.reported = True
@@ -125,6 +129,20 @@ def _proportional(pid: int) -> int:
         if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")):
             total += int(line.split()[1]) * 1024
     return total
+
+
+def _sockets(pid: int) -> int:
+    """Return how many sockets there are in the network namespace of a process, also those on their way in another."""
+    for line in _read(f"/proc/{pid}/net/sockstat").splitlines():
+        if line.startswith(b"sockets: used "):
+            return int(line.split()[2])
+    return 0
+
+
+@functools.lru_cache(maxsize=1)
+def _socket_bytes() -> int:
+    """Return what a socket holds at most, both ways, as long as nobody changes its buffers."""
+    return sum(int(_read(f"/proc/sys/net/core/{name}_default") or 212_992) for name in ("rmem", "wmem"))
 
 
 def _device(path: str) -> int:
