@@ -240,6 +240,15 @@ def test_a_spawner_that_is_killed_is_let_go_of(in_workshop: InWorkshop) -> None:
     with pytest.raises(AssertionError, match="left its journal behind"):
         in_workshop(work)
 
+    async def next_start(workshop: Workshop) -> list[str]:
+        assert await workshop.run("print(2)") == "2\n"
+        reaped: list[str] = (await workshop.handle.started())["reaped"]
+        return reaped
+
+    # The next spawner with the same run directory takes away what this one left.
+    (reaped,) = in_workshop(next_start)
+    assert not [found for found in Path("/sys/fs/cgroup").glob("*/**/kooi-*") if reaped in found.name]
+
 
 def _closed(fd: int) -> bool:
     try:
