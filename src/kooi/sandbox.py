@@ -290,13 +290,13 @@ def _spec(
         base = load_spec(policy, level=level)
         narrowed = base.limits if limits is None else _limits(limits, base.limits).within(base.limits)
     else:
-        allowed = policy if isinstance(policy, Policy) else Policy.from_mapping(policy or {})
+        allowed = policy if isinstance(policy, Policy) else Policy.from_mapping({} if policy is None else policy)
         base = Spec(level=_DEFAULT_LEVEL if level is None else level, policy=allowed)
         narrowed = base.limits if limits is None else _limits(limits, base.limits)
     return Spec(
         level=base.level,
         image=base.image if image is None else image,
-        preload=base.preload if preload is None else tuple(preload),
+        preload=base.preload if preload is None else preload,
         policy=base.policy,
         limits=narrowed,
         fresh=base.fresh or fresh,
@@ -305,7 +305,10 @@ def _spec(
 
 def _limits(limits: Limits | Mapping[str, Any], base: Limits) -> Limits:
     """Return `limits`; what a table does not name is that of `base`."""
-    return limits if isinstance(limits, Limits) else Limits.from_mapping({**base.to_mapping(), **limits})
+    if isinstance(limits, Limits):
+        return limits
+    given = limits if isinstance(limits, Mapping) else Limits.from_mapping(limits)  # which says what is wrong
+    return Limits.from_mapping({**base.to_mapping(), **given})
 
 
 def _contents(files: Mapping[str, Content] | None) -> dict[str, bytes]:

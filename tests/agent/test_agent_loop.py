@@ -166,7 +166,8 @@ def test_it_falls_back_when_pandas_fails(tmp_path: Path) -> None:
 
 def test_it_says_so_when_it_cannot(tmp_path: Path) -> None:
     transcript, _ = scripted("Which month has the most rain?", tmp_path)
-    assert "could not finish" in str(transcript.answer) and "status: error" in str(transcript.answer)
+    assert transcript.ended == "refused" and transcript.answer is None
+    assert "could not finish" in str(transcript.error) and "status: error" in str(transcript.error)
     (tmp_path / "names.csv").write_text("name\nann\nbob\n")
     transcript, _ = scripted("Which month has the most rain?", tmp_path)
     assert "no column of numbers" in str(transcript.answer)
@@ -181,7 +182,7 @@ def test_it_says_so_when_it_cannot(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_it_survives_facts_that_the_code_forged(line: str) -> None:
     transcript = ask(ScriptedModel(), FakeSandbox(lambda _: a_result(stdout=b"FACTS " + line.encode())))
-    assert transcript.ended == "answered" and "could not finish" in str(transcript.answer)
+    assert transcript.ended == "refused" and "could not finish" in str(transcript.error)
 
 
 def test_it_does_not_trust_figures_that_disagree() -> None:

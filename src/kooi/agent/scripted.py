@@ -152,7 +152,8 @@ def _retry(steps: Sequence[Step], ways: Sequence[tuple[str, str]]) -> Reply:
             call = ToolCall(f"call_{len(steps) + 1}", "run_python", {"code": code})
             return Reply(text=said or "I will compute it.", calls=(call,), stop="calls")
     last = steps[-1].outcomes[-1].text if steps and steps[-1].outcomes else "no output"
-    return _say(f"I could not finish. The last program came to: {last.splitlines()[0][:200]}")
+    said = f"I could not finish. The last program came to: {last.splitlines()[0][:200]}"
+    return Reply(text=said, calls=(), stop="refused")
 
 
 def _say(text: str) -> Reply:

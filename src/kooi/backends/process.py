@@ -66,7 +66,9 @@ class ProcessBackend:
         if snapshot is not None:
             raise Unsupported("the level process has no snapshots", key="snapshot", fix="use the level microvm")
         if spec.image is not None:
-            raise Unsupported("the level process has no image but the running interpreter", key="image")
+            raise Unsupported(
+                "the level process has no image but the running interpreter", key="image", fix="leave it out"
+            )
         if _namespaces(self._host()):
             return await self._spawned().open(spec, self._host())
         box = spawn(spec)

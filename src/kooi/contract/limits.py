@@ -48,7 +48,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "wall_seconds": _SECONDS,
         "cpu_seconds": _SECONDS,
-        "memory_bytes": Range(MIB, MAX_BYTES, "bytes"),
+        "memory_bytes": Range(8 * MIB, MAX_BYTES, "bytes"),
         "processes": Range(1, MAX_PROCESSES, "processes"),
         "disk_bytes": Range(1, MAX_BYTES, "bytes"),
         "files": Range(1, MAX_FILES, "files"),

@@ -19,7 +19,8 @@ CLAUSES: tuple[str, ...] = tuple(
     dict.fromkeys([*RANGES, "host_files", "network", "environment", "processes_hidden", "kill", "landlock"])
 )
 LAYERS: tuple[str, ...] = ("landlock",)
-MAX_ENV_BYTES = 1024 * 1024
+# It travels in one control frame with room for the rest of the request.
+MAX_ENV_BYTES = 128 * 1024
 DATASET_NAME = r"[A-Za-z0-9_.-]{1,64}"
 
 _DATASET_NAME = re.compile(DATASET_NAME)
@@ -58,7 +59,7 @@ def _is_at_or_below(path: str, trees: tuple[str, ...]) -> bool:
 def checked_env(env: object, *, key: str = "policy.env", error: type[KooiError] = InvalidPolicy) -> Mapping[str, str]:
     """Return an immutable copy of an environment; raise `error` for what no process could be given.
 
-    Names are non-empty without `=`; nothing has a NUL or a lone surrogate; all of it is at most 1 MiB as the kernel
+    Names are non-empty without `=`; nothing has a NUL or a lone surrogate; all of it is at most 128 KiB as the kernel
     counts it (`NAME=value` and a NUL each).
     """
     if not isinstance(env, Mapping):

@@ -100,7 +100,7 @@ def _explained(root: int, path: str, error: OSError) -> InvalidPolicy:
         try:
             about = os.lstat(component)
         except OSError as problem:
-            return InvalidPolicy(f"{path}: {component}: {problem.strerror}", key=path, fix="name an existing path")
+            return InvalidPolicy(f"{path}: {problem.strerror}: {component}", key=path, fix="name an existing path")
         if stat.S_ISLNK(about.st_mode):
             fix = "name the path it leads to: " + os.path.realpath(path)
             return InvalidPolicy(f"{path}: {component} is a symlink, and none is followed", key=path, fix=fix)

@@ -16,12 +16,8 @@ def check(datasets: tuple[Dataset, ...], own_ids: bool) -> None:
     `own_ids` says whether the code has ids of its own, so that only what everybody may read can be read.
     """
     for dataset in datasets:
-        fd = paths.open_absolute_no_symlinks(dataset.source)
-        try:
-            mode = os.fstat(fd).st_mode
-        finally:
-            os.close(fd)
         key = f"policy.datasets.{dataset.name}"
+        mode = _mode(dataset.source, key)
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise InvalidPolicy(
                 f"{dataset.source} is neither a file nor a folder", key=key, fix="name a file or folder"
@@ -30,3 +26,14 @@ def check(datasets: tuple[Dataset, ...], own_ids: bool) -> None:
         if own_ids and mode & needed != needed:
             said = f"{dataset.source} cannot be read by the code, which runs with ids of its own"
             raise InvalidPolicy(said, key=key, fix=f"chmod o+r{'x' if stat.S_ISDIR(mode) else ''} {dataset.source}")
+
+
+def _mode(source: str, key: str) -> int:
+    try:
+        fd = paths.open_absolute_no_symlinks(source)
+    except InvalidPolicy as error:
+        raise InvalidPolicy(error.message, key=key, fix=error.fix) from error
+    try:
+        return os.fstat(fd).st_mode
+    finally:
+        os.close(fd)

@@ -38,6 +38,7 @@ class SpawnedBox:
         self._events: asyncio.Queue[BoxEvent] = asyncio.Queue()
         self._over: asyncio.Future[BoxEvent] = handle.loop.create_future()
         self._opened: asyncio.Future[None] = handle.loop.create_future()
+        self._confined: asyncio.Future[None] = handle.loop.create_future()
         self._group: cgroup.Group | None = None
         self._base: list[int] = []
         self._oom = self._pids = 0
@@ -51,7 +52,9 @@ class SpawnedBox:
                 self._group = self._handle.reader.group(head["slot"]["name"])
                 self._group.peak_base = head["slot"]["peak_base"]
                 self._base = head["slot"]["base"]
-            self._set_opened()
+            _settle(self._opened)
+        elif "confined" in head:
+            _settle(self._confined)
         elif "failed" in head:
             self._finish(BoxEvent("failed", detail=head["failed"]))
         elif "oom" in head:
@@ -62,10 +65,6 @@ class SpawnedBox:
             final = head["exited"]
             self._note_counts(final.get("oom", 0), final.get("pids", 0))
             self._finish(BoxEvent("exited", usage=_final_usage(final)))
-
-    def _set_opened(self) -> None:
-        if not self._opened.done():
-            self._opened.set_result(None)
 
     def _answer_usage(self, values: Mapping[str, Any]) -> None:
         asked, self._usage_asked = self._usage_asked, []
@@ -88,7 +87,8 @@ class SpawnedBox:
             self._group.close()
             self._group = None
         self._over.set_result(event)
-        self._set_opened()
+        _settle(self._opened)
+        _settle(self._confined)
         self._answer_usage({})
         self._events.put_nowait(event)
 
@@ -161,11 +161,16 @@ class SpawnedBox:
         raise Unsupported("a box of this level cannot be stored", fix="use the level microvm")
 
     async def posture(self) -> Posture:
-        """Read its processes and mounts from outside. Raises `SetupFailed` when it is gone."""
-        await asyncio.shield(self._opened)
+        """Read its processes and mounts from outside, once it is confined. Raises `SetupFailed` when it is gone."""
+        await asyncio.shield(self._confined)
         if self._over.done():
             raise SetupFailed("the box cannot be read: it is gone")
         return await asyncio.to_thread(posture_of, self.pid)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _final_usage(final: Mapping[str, Any]) -> Usage:

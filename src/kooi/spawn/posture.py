@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kooi.contract import wire
 from kooi.contract.backend import Posture, ProcessPosture
-from kooi.contract.errors import SetupFailed
+from kooi.contract.errors import SetupFailed, Unsupported
 from kooi.linux import landlock, namespaces, posture
 from kooi.spawn.watchdog import tree
 
@@ -25,13 +25,25 @@ _SECONDS = 30
 
 
 def posture_of(agent: int) -> Posture:
-    """Return the posture of the box whose first process is `agent`. Raises `SetupFailed` when it is gone."""
+    """Return the posture of the box whose first process is `agent`.
+
+    Raises `SetupFailed` when it is gone, `Unsupported` when this user cannot read it.
+    """
     try:
         if os.geteuid() == 0:
             return _read(agent, os.getpid())
+        own = os.open(_own(agent), os.O_RDONLY | os.O_CLOEXEC)
+        os.close(own)
         return _through_helper(agent)
+    except PermissionError as error:
+        # A box that runs as the user hides from it, as every sealed agent does; no user namespace gives a way in.
+        raise Unsupported("only root can read a box that runs as its user", fix="use the level jail") from error
     except OSError as error:
         raise SetupFailed(f"the box cannot be read: {error}") from error
+
+
+def _own(agent: int) -> str:
+    return f"/proc/{agent}/ns/user"
 
 
 def _read(agent: int, reference: int) -> Posture:
@@ -63,6 +75,6 @@ def main(agent: int) -> None:
 
     The reference is this process: of the host in every namespace but the one it just joined.
     """
-    own = os.open(f"/proc/{agent}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    own = os.open(_own(agent), os.O_RDONLY | os.O_CLOEXEC)
     namespaces.join(fcntl.ioctl(own, _NS_GET_PARENT), namespaces.NEWUSER)
     sys.stdout.buffer.write(wire.dumps(_read(agent, os.getpid())))

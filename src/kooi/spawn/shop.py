@@ -263,6 +263,8 @@ class Shop:
         if said:
             self._loop.tell_host({"box": entry.box, "failed": said})
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+        else:
+            self._loop.tell_host({"box": entry.box, "confined": True})
 
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)

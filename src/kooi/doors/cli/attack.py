@@ -2,7 +2,8 @@
 
 Outcomes: prevented (stopped, and something proves it), contained (it had its way, but only in a machine of its own),
 escaped (it did the harm), vacuous (nothing was proved). Every program has a harmless twin that must work, and must do
-its harm with the sandbox off; what is left behind afterwards is looked for.
+its harm with the sandbox off; what is left behind afterwards is looked for. So each runs once unprotected, as you: on
+this machine, against targets that kooi plants, with bounds on number and time.
 
 examples:
   kooi attack                                   the six classic programs at every level that works here

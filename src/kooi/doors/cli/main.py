@@ -78,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        # Here, where a reader that went away is expected, and not at the interpreter's exit.
+        sys.stdout.flush()
+        return code
     except KooiError as error:
         return _failed(error, as_json="--json" in words)
     except KeyboardInterrupt:

@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kooi.contract.backend import Availability
-from kooi.contract.errors import KooiError
+from kooi.contract.errors import InvalidRequest, KooiError
 from kooi.contract.result import Result
 from kooi.contract.spec import Spec
 from kooi.linux.seccomp_numbers import numbers
@@ -149,7 +148,9 @@ async def _levels(asked: Sequence[str]) -> tuple[list[str], tuple[Absent, ...]]:
     names = list(asked) or list(found)
     working, absent = [], []
     for name in names:
-        state = found.get(name, Availability(False, "no such level", f"choose one of {', '.join(found)}"))
+        if name not in found:
+            raise InvalidRequest(f"no level {name!r}", key="level", fix=f"choose among {', '.join(found)}")
+        state = found[name]
         if state.ok:
             working.append(name)
         else:

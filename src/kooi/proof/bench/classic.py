@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kooi.contract.errors import KooiError
+from kooi.contract.errors import InvalidRequest, KooiError
 from kooi.contract.spec import Spec
 from kooi.proof.access import close_all, probe_all, run_once
 from kooi.proof.bench import baseline
@@ -33,16 +33,19 @@ async def table(levels: Sequence[str] = (), step: Callable[[str], None] = lambda
 
     The first call of a level starts what stays warm; it is a line of its own.
     """
+    found = await probe_all()
+    await close_all()
+    unknown = [level for level in levels if level not in found]
+    if unknown:
+        raise InvalidRequest(f"no level {unknown[0]!r}", key="level", fix=f"choose among {', '.join(found)}")
     step("python3")
     bare = [run_command(baseline.r1(), baseline.PLAIN_ENV)[0] for _ in range(RUNS)]
     lines = [_line("python3", "a bare interpreter, no sandbox", bare)]
-    found = await probe_all()
-    await close_all()
     for level in levels or found:
         step(level)
-        state = found.get(level)
-        if state is None or not state.ok:
-            lines.append(Line(level, "", None, None, "no such level" if state is None else state.reason))
+        state = found[level]
+        if not state.ok:
+            lines.append(Line(level, "", None, None, state.reason))
             continue
         lines += await _level(Spec(level=level, preload=()))
     await close_all()
