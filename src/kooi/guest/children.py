@@ -163,9 +163,15 @@ class Nursery:
         if gid is not None:
             if os.getgroups():
                 os.setgroups([])
-            os.setresgid(gid, gid, gid)
+            if hasattr(os, "setresgid"):
+                os.setresgid(gid, gid, gid)
+            else:
+                os.setregid(gid, gid)
         if uid is not None:
-            os.setresuid(uid, uid, uid)
+            if hasattr(os, "setresuid"):
+                os.setresuid(uid, uid, uid)
+            else:
+                os.setreuid(uid, uid)
 
     def _close_others(self, keep: Set[int]) -> None:
         start = 0
