@@ -138,13 +138,23 @@ def test_the_end_of_the_stream_ends_everything(tmp_path: Path) -> None:
     pids: list[int] = []
 
     async def scenario(box: Box) -> None:
-        command = box.command("setsid sleep 1000 & (trap '' HUP TERM; sleep 1000) & echo $! $$; wait")
+        command = box.command(
+            "setsid sh -c 'echo $$; sleep 1000 & exec sleep 1000' & (trap '' HUP TERM; sleep 1000) & echo $! $$; wait"
+        )
         run = box.start("import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
-        while b"\n" not in command.out or b"\n" not in run.out:
+        while command.out.count(b"\n") < 2 or b"\n" not in run.out:
             await asyncio.sleep(0.01)
         pids.extend(int(word) for word in (command.out + run.out).split())
 
     drive(tmp_path, scenario)
-    assert len(pids) == 3
+    assert len(pids) == 4
     for pid in pids:
         assert asyncio.run(gone(pid))
+    assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)]
+
+
+def _leads_to(link: Path, target: Path) -> bool:
+    try:
+        return link.readlink() == target
+    except OSError:
+        return False

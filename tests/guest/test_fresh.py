@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,10 @@ from kooi.guest import fresh
 from tests.guest.harness import Box, drive
 
 OTHER = "/usr/bin/python3"
+FOUND = """
+fds = sorted(os.listdir('/proc/self/fd'))
+print(open('/proc/self/oom_score_adj').read().strip(), oct(os.umask(0o022)), fds)
+"""
 
 
 def drive_fresh(home: Path, scenario: Any, **setup: Any) -> None:
@@ -92,7 +97,7 @@ def test_kill_and_two_at_once(tmp_path: Path) -> None:
 def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
     async def scenario(box: Box) -> None:
         run = await box.run("1")
-        assert (run.status, run.end["exit_code"]) == ("exit", 127)
+        assert run.status == "error" and run.error["name"] == "FileNotFoundError"
         assert (await box.command("echo still here").ended()).out == b"still here\n"
 
     drive_fresh(tmp_path, scenario, python_argv=["/no/such/python"])
@@ -137,3 +142,37 @@ def test_an_interpreter_of_another_version_takes_the_sources(tmp_path: Path, ver
 
 def test_the_program_is_made_once() -> None:
     assert fresh.program() is fresh.program()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change ids")
+def test_a_fresh_interpreter_as_another_user(open_home: Path) -> None:
+    """Not spawned but forked and executed, because ids must be changed in between."""
+
+    async def scenario(box: Box) -> None:
+        run = await box.run(
+            "import os\nprint(os.getresuid(), os.getgroups(), os.getcwd(), os.getsid(0) == os.getpid())\n" + FOUND
+        )
+        shown = run.out.decode().splitlines()
+        assert shown[0] == f"(65534, 65534, 65534) [] {open_home} True"
+        assert shown[1] == "1000 0o22 ['0', '1', '2', '3', '61', '62', '63']"
+        assert (await box.run("1 / 0")).error["name"] == "ZeroDivisionError"
+
+    drive_fresh(open_home, scenario, code_uid=65534, code_gid=65533)
+
+
+def test_a_spawned_interpreter_finds_the_same(tmp_path: Path) -> None:
+    async def scenario(box: Box) -> None:
+        run = await box.run(
+            "import os, signal\n"
+            "print(os.getcwd(), os.getsid(0) == os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
+            + FOUND
+            + "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGCHLD))"
+        )
+        found = "1000 0o22 ['0', '1', '2', '3', '61', '62', '63']"
+        assert run.out.decode().splitlines() == [f"{tmp_path} True set()", found, "True 0"]
+        await box.file("write", b"x", path="f", append=False, mode=None)
+        assert (await box.run("import os\n" + FOUND, context="later")).out.decode().splitlines()[0] == found
+        many = await asyncio.gather(*(box.run("import os; os.getpid()", context=str(number)) for number in range(15)))
+        assert len({run.value for run in many}) == 15, "also when descriptors are in each other's way"
+
+    drive_fresh(tmp_path, scenario)

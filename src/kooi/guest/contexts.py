@@ -66,9 +66,10 @@ class Context:
         if self._run is not None or self._dying or not self._waiting:
             return
         run = self._waiting[0]
-        in_memory = not self._pid and not self._agent.nursery.setup.fresh and run.code_bytes <= _IN_MEMORY
-        if in_memory and run.code_left:
+        small = run.code_bytes <= _IN_MEMORY
+        if small and run.code_left:
             return
+        in_memory = small and not self._pid and not self._agent.nursery.setup.fresh
         self._run = self._waiting.popleft()
         self._said = False
         self._count += 1

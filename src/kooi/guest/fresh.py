@@ -18,13 +18,12 @@ from kooi.guest.streams import CONTROL
 _MODULES = ("kooi.guest.streams", "kooi.guest.code", "kooi.guest.interpreter")
 
 _BOOT = """import sys,marshal,posix
-posix.set_inheritable({control},False);posix.set_inheritable({control}-1,False);posix.set_inheritable({control}-2,False)
 b=b''
 while len(b)<{size}:b+=posix.read({control},{size}-len(b))
 n=int.from_bytes(b[:4],'big')
 for k,c in marshal.loads(b[4:n] if sys.hexversion=={version} else b[n:]):
  m=sys.modules[k]=type(sys)(k);exec(c,m.__dict__)
-m.Interpreter({argv!r},{path!r}).serve()"""
+m.begin({cwd!r},{argv!r},{path!r})"""
 
 
 @functools.lru_cache(maxsize=None)
@@ -44,7 +43,7 @@ def program() -> bytes:
     return (len(first) + 4).to_bytes(4, "big") + first + marshal.dumps(sources, 2)
 
 
-def command(argv: Sequence[str], sys_path: Sequence[str], size: int) -> List[str]:
+def command(argv: Sequence[str], sys_path: Sequence[str], cwd: str, size: int) -> List[str]:
     """Return the command line of an interpreter that takes a program of `size` bytes from `CONTROL`."""
     boot = _BOOT.format(
         control=CONTROL,
@@ -52,5 +51,6 @@ def command(argv: Sequence[str], sys_path: Sequence[str], size: int) -> List[str
         version=sys.hexversion,
         argv=tuple(argv[:1]),
         path=tuple(sys_path),
+        cwd=cwd,
     )
     return [*argv, "-I", "-S", "-c", boot]

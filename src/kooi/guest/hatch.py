@@ -53,7 +53,9 @@ def hatch(nursery: Nursery, pipes: Pipes, source: int, first: Optional[First] = 
     plan = ((theirs.fileno(), CONTROL), (out, SPARE_OUT), (err, SPARE_ERR), (source, 0), (out, 1), (err, 2))
     try:
         if nursery.setup.fresh:
-            pid = nursery.start(plan, lambda: _execute(nursery), executes=True)
+            setup = nursery.setup
+            command = fresh.command(setup.python_argv, setup.sys_path, nursery.cwd, len(nursery.program))
+            pid = nursery.spawn(command, plan)
         else:
             pid = nursery.start(plan, lambda: _live(nursery, first))
     except OSError:
@@ -70,8 +72,3 @@ def _live(nursery: Nursery, first: Optional[First]) -> None:
     setup = nursery.setup
     reseed()
     Interpreter(setup.python_argv, setup.sys_path, nursery.streams).serve(first)
-
-
-def _execute(nursery: Nursery) -> None:
-    command = fresh.command(nursery.setup.python_argv, nursery.setup.sys_path, len(nursery.program))
-    os.execve(command[0], command, nursery.environment)

@@ -15,7 +15,7 @@ import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 
 from kooi.guest.code import compile_run
-from kooi.guest.streams import CONTROL, Streams, receive_input
+from kooi.guest.streams import CONTROL, SPARE_ERR, SPARE_OUT, Streams, receive_input
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -237,6 +237,24 @@ class Interpreter:
         finally:
             self._streams.flush()
             posix._exit(code & 0xFF)
+
+
+def begin(cwd: str, argv: "Sequence[str]", sys_path: "Sequence[str]") -> "NoReturn":
+    """Be the interpreter of a process that was just executed, and do what its agent left to it."""
+    for fd in (CONTROL, SPARE_OUT, SPARE_ERR):
+        posix.set_inheritable(fd, False)
+    try:
+        fd = posix.open("/proc/self/oom_score_adj", posix.O_WRONLY)
+        posix.write(fd, b"1000")
+        posix.close(fd)
+    except OSError:
+        pass
+    posix.umask(0o022)
+    try:
+        posix.chdir(cwd)
+    except OSError:
+        posix.chdir("/")
+    Interpreter(argv, sys_path).serve()
 
 
 class _Sources:

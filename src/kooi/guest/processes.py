@@ -17,6 +17,7 @@ from typing import Callable, Dict, List, Optional, Set
 Reaped = Callable[[int], None]
 
 _SWEEP_SECONDS = 2.0
+_BETWEEN_KILLS = 0.002
 
 
 class _Sweep:
@@ -94,15 +95,25 @@ class Family:
         send(leader, signal.SIGKILL, group=True)
 
     def kill_all(self) -> None:
-        """Kill every process that can be found; for the end."""
+        """Kill every process that can be found, until none is left or 2 s are over; for the end."""
         if os.getpid() == 1:
             try:
                 os.kill(-1, signal.SIGKILL)
             except OSError:
                 pass
             return
-        for pid in [*self._known, *self._strays()]:
-            send(pid, signal.SIGKILL, group=True)
+        deadline = time.monotonic() + _SWEEP_SECONDS
+        while time.monotonic() < deadline:
+            for pid in [*self._known, *self._strays()]:
+                send(pid, signal.SIGKILL, group=True)
+            try:
+                pid = os.waitpid(-1, os.WNOHANG)[0]
+                while pid:
+                    self._known.pop(pid, None)  # its number may be somebody else's from now on
+                    pid = os.waitpid(-1, os.WNOHANG)[0]
+            except ChildProcessError:
+                return
+            time.sleep(_BETWEEN_KILLS)
 
     def left(self, leader: int = 0) -> Optional[int]:
         """Count the living strays and what is below `leader`, if it is alive; `None` when they cannot be seen."""

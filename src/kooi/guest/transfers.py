@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _CONTROL = 3
 _READ = 64 * 1024
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _GONE: Dict[str, Any] = {"errno": errno.EIO, "message": "the file helper was killed"}
 _CANCELLED: Dict[str, Any] = {"errno": errno.ECANCELED, "message": "cancelled"}
 
@@ -96,7 +97,7 @@ class Helper:
 
     def _ready(self, events: int) -> None:
         try:
-            data, passed, _, _ = self._control.recvmsg(_READ, socket.CMSG_SPACE(4 * 8))
+            data, passed, _, _ = self._control.recvmsg(_READ, socket.CMSG_SPACE(4 * 8), _CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
