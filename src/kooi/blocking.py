@@ -159,7 +159,6 @@ class Sandbox:
         )  # fmt: skip
 
     def stream(self, code: Content, *, stdin: Content | None = None, timeout: float | None = None) -> RunStream:
-        """Return the events of a run as an iterator, its `result` at the end; arguments as for `run`."""
         return RunStream(self._sandbox.stream(code, stdin=stdin, timeout=timeout))
 
     def posture(self) -> Posture:

@@ -135,7 +135,7 @@ class AsyncSandbox:
         return await self._in_turn(self._job(code, stdin, timeout, taps))
 
     def stream(self, code: Content, *, stdin: Content | None = None, timeout: float | None = None) -> RunStream:
-        """Return the events of a run as an async iterator, its `result` at the end; arguments as for `run`."""
+        """Return the events of a run as they come (iterate), its `result` at the end; arguments as for `run`."""
         job = self._job(code, stdin, timeout, NO_TAPS)
 
         async def start(put: Callable[[RunEvent], None]) -> Result:
