@@ -230,9 +230,12 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
     )
     limits = spec.limits
     own_count = facts.euid != 0
+    sources = {d.name: d.source for d in spec.policy.datasets}
+    # The places where datasets are mounted, and their folder, are not the code's files.
+    files = limits.files + len(sources) + 1 if limits.files is not None and sources else limits.files
     steps: tuple[Step, ...] = (
-        ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": limits.files}),
-        ("data_links", {"path": f"{home}/data", "sources": {d.name: d.source for d in spec.policy.datasets}}),
+        ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": files}),
+        ("datasets", {"path": f"{home}/data", "sources": sources}),
         (
             "rlimits",
             _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes},
