@@ -88,7 +88,9 @@ class CellPlan:
         `source` is the folder on the host that holds the package `kooi`.
         """
         view = self.view
-        env = list(_CELL_ENV.items())
+        env = [*_CELL_ENV.items(), *view.env]
+        # What builds an isolated cell is the host's interpreter, for which paths of the view mean nothing.
+        outside = list(_CELL_ENV.items()) if self.isolated else env
         zygote = {
             "python": view.python,
             "sys_path": view.sys_path,
@@ -113,7 +115,7 @@ class CellPlan:
             "guest_root": GUEST_ROOT,
             "env": env,
         }
-        message = {"isolated": self.isolated, "ids": self.ids, "source": source, "env": env}
+        message = {"isolated": self.isolated, "ids": self.ids, "source": source, "env": outside}
         return json.dumps({**message, "build": build, "zygote": zygote}).encode()
 
 
@@ -266,7 +268,7 @@ def _guest(view: View, home: str, data: str, code_id: int | None) -> dict[str, A
     path = "/usr/local/bin:/usr/bin:/bin"
     return {
         "home": home,
-        "env": {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user"},
+        "env": {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user", **dict(view.env)},
         "code_uid": code_id,
         "code_gid": code_id,
         "python_argv": (view.python,),
