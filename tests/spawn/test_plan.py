@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from kooi.contract.backend import HostFacts
 from kooi.contract.limits import Limits
 from kooi.contract.policy import Dataset, Policy
 from kooi.contract.spec import Spec
-from kooi.images.host import View
+from kooi.images.host import View, host_view
 from kooi.spawn.plan import Plan, plan_jail, plan_process
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -76,3 +78,28 @@ def test_plan_carries_nothing_of_a_run() -> None:
     policy = Policy(env={"SECRET": "canary-value"})
     encoded = plan_jail(Spec(policy=policy), facts(), VIEW).box.encode()
     assert b"canary-value" not in encoded and b"SECRET" not in encoded
+
+
+def test_what_the_interpreter_needs_reaches_the_zygote_and_the_code_and_not_the_host() -> None:
+    moved = dataclasses.replace(VIEW, env=(("LD_LIBRARY_PATH", "/opt/python/lib"),))
+    cell = plan_jail(Spec(), facts(), moved).cell
+    assert cell.guest["env"]["LD_LIBRARY_PATH"] == "/opt/python/lib"
+    sent = json.loads(cell.encode("/src"))
+    assert ["LD_LIBRARY_PATH", "/opt/python/lib"] in sent["build"]["env"]
+    assert "LD_LIBRARY_PATH" not in dict(sent["env"])
+
+
+@pytest.mark.parametrize(
+    ("base", "shared", "env"),
+    [
+        ("/srv/python", 1, (("LD_LIBRARY_PATH", "/opt/python/lib"),)),
+        ("/srv/python", 0, ()),
+        ("/usr", 1, ()),
+    ],
+)
+def test_a_moved_interpreter_is_told_where_its_library_is(
+    monkeypatch: pytest.MonkeyPatch, base: str, shared: int, env: Any
+) -> None:
+    monkeypatch.setattr(sys, "base_prefix", base)
+    monkeypatch.setitem(sysconfig.get_config_vars(), "Py_ENABLE_SHARED", shared)
+    assert host_view().env == env

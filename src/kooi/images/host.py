@@ -50,7 +50,10 @@ WARM_STDLIB = (
 
 @dataclass(frozen=True)
 class View:
-    """A read-only root: host paths bound at inside paths, small files, links, and how to start its interpreter."""
+    """A read-only root: host paths bound at inside paths, small files, links, and how to start its interpreter.
+
+    `env` is what that interpreter needs in its environment to start at its place inside.
+    """
 
     binds: tuple[tuple[str, str], ...]
     texts: tuple[tuple[str, str], ...]
@@ -58,6 +61,7 @@ class View:
     python: str
     sys_path: tuple[str, ...]
     warm: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
 
 
 def host_view(preload: tuple[str, ...] | None = None) -> View:
@@ -83,6 +87,7 @@ def host_view(preload: tuple[str, ...] | None = None) -> View:
         python=f"{inside}/bin/python{version}",
         sys_path=(*_stdlib_path(inside, version), *site_path),
         warm=WARM_STDLIB + tuple(preload or ()),
+        env=_library_path(inside),
     )
 
 
@@ -93,6 +98,17 @@ def native_view(preload: tuple[str, ...] | None = None) -> View:
     site = tuple(path for path in _site_folders(base) if os.path.isdir(path))
     python = f"{base}/bin/python{version}"
     return View((), (), (), python, (*_stdlib_path(base, version), *site), WARM_STDLIB + tuple(preload or ()))
+
+
+def _library_path(inside: str) -> tuple[tuple[str, str], ...]:
+    """Return how an interpreter that was moved finds its own libpython.
+
+    The path in its program is the host's. Without this it would not start, or would run as /usr's of the same version.
+    An interpreter without a libpython (conda) gets nothing: its other libraries are not for the programs of /usr.
+    """
+    if inside == "/usr" or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        return ()
+    return (("LD_LIBRARY_PATH", f"{inside}/lib"),)
 
 
 def _stdlib_path(prefix: str, version: str) -> list[str]:

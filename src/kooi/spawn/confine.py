@@ -44,7 +44,7 @@ class Confinement:
             "bounding_set": caps.drop_bounding,
             "private_home": private_home,
             "home_quota": home_quota,
-            "data_links": data_links,
+            "datasets": datasets,
             "rlimits": self._rlimits,
             "capabilities": capabilities,
             "no_new_privileges": process.no_new_privileges,
@@ -139,12 +139,29 @@ def home_quota(path: str, size_bytes: int | None, files: int | None) -> None:
     os.chdir(path)
 
 
-def data_links(path: str, sources: Mapping[str, str]) -> None:
-    """Show datasets by links in `path`, where there is no root of its own to show them in."""
+def datasets(path: str, sources: Mapping[str, str]) -> None:
+    """Show datasets read-only in `path`, where there is no root of its own to show them in.
+
+    Mounts, not links: what is there on the host could be written through a link. They end with this namespace, so
+    nothing that removes the folder can reach the host's files.
+    """
     if sources:
         os.mkdir(path)
     for name, source in sources.items():
-        os.symlink(source, path + "/" + name)
+        _show_read_only(source, path + "/" + name)
+
+
+def _show_read_only(source: str, target: str) -> None:
+    tree = mounts.clone_tree(source)
+    try:
+        mounts.set_attributes(tree, mounts.RDONLY | mounts.NOEXEC | _FLAGS)
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o400))
+        mounts.attach(tree, target)
+    finally:
+        os.close(tree)
 
 
 def landlock_scope(clauses: Sequence[str]) -> None:

@@ -88,7 +88,9 @@ class CellPlan:
         `source` is the folder on the host that holds the package `kooi`.
         """
         view = self.view
-        env = list(_CELL_ENV.items())
+        env = [*_CELL_ENV.items(), *view.env]
+        # What builds an isolated cell is the host's interpreter, for which paths of the view mean nothing.
+        outside = list(_CELL_ENV.items()) if self.isolated else env
         zygote = {
             "python": view.python,
             "sys_path": view.sys_path,
@@ -113,7 +115,7 @@ class CellPlan:
             "guest_root": GUEST_ROOT,
             "env": env,
         }
-        message = {"isolated": self.isolated, "ids": self.ids, "source": source, "env": env}
+        message = {"isolated": self.isolated, "ids": self.ids, "source": source, "env": outside}
         return json.dumps({**message, "build": build, "zygote": zygote}).encode()
 
 
@@ -230,9 +232,12 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
     )
     limits = spec.limits
     own_count = facts.euid != 0
+    sources = {d.name: d.source for d in spec.policy.datasets}
+    # The places where datasets are mounted, and their folder, are not the code's files.
+    files = limits.files + len(sources) + 1 if limits.files is not None and sources else limits.files
     steps: tuple[Step, ...] = (
-        ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": limits.files}),
-        ("data_links", {"path": f"{home}/data", "sources": {d.name: d.source for d in spec.policy.datasets}}),
+        ("home_quota", {"path": home, "size_bytes": limits.disk_bytes, "files": files}),
+        ("datasets", {"path": f"{home}/data", "sources": sources}),
         (
             "rlimits",
             _rlimits(spec, facts, own_count) | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes},
@@ -263,7 +268,7 @@ def _guest(view: View, home: str, data: str, code_id: int | None) -> dict[str, A
     path = "/usr/local/bin:/usr/bin:/bin"
     return {
         "home": home,
-        "env": {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user"},
+        "env": {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "KOOI_DATA": data, "USER": "user", **dict(view.env)},
         "code_uid": code_id,
         "code_gid": code_id,
         "python_argv": (view.python,),
