@@ -102,4 +102,7 @@ def test_a_moved_interpreter_is_told_where_its_library_is(
 ) -> None:
     monkeypatch.setattr(sys, "base_prefix", base)
     monkeypatch.setitem(sysconfig.get_config_vars(), "Py_ENABLE_SHARED", shared)
-    assert host_view().env == env
+    found = dict(host_view().env)
+    packages = found.pop("PYTHONPATH", "")
+    assert tuple(found.items()) == env
+    assert all(path.startswith("/opt/site-packages") for path in packages.split(":") if path)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kooi.images.host import host_view
 from kooi.spawn.watchdog import tree
 from tests.spawn.conftest import Workshop, end, output
 
@@ -62,8 +63,9 @@ def test_each_box_starts_clean_and_unlike_the_others(in_workshop: InWorkshop) ->
         return [json.loads(await workshop.run(FACTS)) for _ in range(12)]
 
     found = in_workshop(work)
+    view = dict(host_view().env)
     for one in found:
-        assert one["environ"] == {"HOME": "/home/user", "KOOI_DATA": "/data", "LANG": "C.UTF-8", "USER": "user",
+        assert one["environ"] == {**view, "HOME": "/home/user", "KOOI_DATA": "/data", "LANG": "C.UTF-8", "USER": "user",
                                   "PATH": "/usr/local/bin:/usr/bin:/bin"}  # fmt: skip
         assert one["groups"] == [] or os.geteuid() != 0
         assert set(one["cap"]) == {"0000000000000000"} and (one["nnp"], one["seccomp"]) == ("1", "2")

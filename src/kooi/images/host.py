@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PYTHON_ROOT = "/opt/python"
@@ -87,7 +88,7 @@ def host_view(preload: tuple[str, ...] | None = None) -> View:
         python=f"{inside}/bin/python{version}",
         sys_path=(*_stdlib_path(inside, version), *site_path),
         warm=WARM_STDLIB + tuple(preload or ()),
-        env=_library_path(inside),
+        env=(*_library_path(inside), *_packages_path(inside, site_path)),
     )
 
 
@@ -97,7 +98,8 @@ def native_view(preload: tuple[str, ...] | None = None) -> View:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     site = tuple(path for path in _site_folders(base) if os.path.isdir(path))
     python = f"{base}/bin/python{version}"
-    return View((), (), (), python, (*_stdlib_path(base, version), *site), WARM_STDLIB + tuple(preload or ()))
+    warm = WARM_STDLIB + tuple(preload or ())
+    return View((), (), (), python, (*_stdlib_path(base, version), *site), warm, _packages_path(base, site))
 
 
 def _library_path(inside: str) -> tuple[tuple[str, str], ...]:
@@ -109,6 +111,12 @@ def _library_path(inside: str) -> tuple[tuple[str, str], ...]:
     if inside == "/usr" or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
         return ()
     return (("LD_LIBRARY_PATH", f"{inside}/lib"),)
+
+
+def _packages_path(prefix: str, site: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return how an interpreter that the code starts itself finds the packages that its own one has."""
+    elsewhere = [path for path in site if not path.startswith(f"{prefix}/")]
+    return (("PYTHONPATH", ":".join(elsewhere)),) if elsewhere else ()
 
 
 def _stdlib_path(prefix: str, version: str) -> list[str]:
