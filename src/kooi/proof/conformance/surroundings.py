@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from kooi.contract.errors import KooiError
 from kooi.contract.policy import Dataset, Policy
-from kooi.proof.conformance.base import Check, NotAtThisLevel, box, ok, same, true
+from kooi.proof.conformance.base import Check, NotAtThisLevel, box, ok, same, spec_of, true
 from kooi.sandbox import AsyncSandbox
 
 
@@ -202,9 +204,24 @@ except OSError:
         same((second, source.read_text()), ("refused", "a,b\n1,2\n"), "writing to a dataset")
 
 
+async def images(level: str) -> None:
+    """An image that cannot be had is refused, never ignored."""
+    spec = replace(spec_of(level), image="registry.invalid/nothing:0")
+    try:
+        async with AsyncSandbox(spec=spec) as it:
+            await it.run("print(1)")
+    except KooiError as error:
+        same(error.key, "image", "the key of the error")
+        return
+    raise AssertionError("code ran in an image that is not there")
+
+
 async def posture(level: str) -> None:
-    """The posture is read from outside and agrees with what the code sees."""
+    """The posture, read from outside, shows a sealed agent at once and agrees with what the code sees."""
     async with box(level) as it:
+        first = (await it.posture()).processes[0]
+        if level != "process":
+            true(first.no_new_privs and first.seccomp == 2, "the agent is not sealed before the first run")
         inside = ok(await it.run("import os; print(os.getuid(), sorted(os.getgroups()))"))
         seen = await it.posture()
         code = [p for p in seen.processes if p.role == "code"]
@@ -220,6 +237,6 @@ CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (
         files_round_trip, folders, missing_files, planted_links, files_before_the_first_run, environment, descriptors,
-        home, programs, shared_files, children, datasets, posture,
+        home, programs, shared_files, children, datasets, images, posture,
     )
 }  # fmt: skip
