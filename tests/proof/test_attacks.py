@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,9 @@ from kooi.contract.result import Grade
 from kooi.contract.spec import Spec
 from kooi.proof.access import BoxLike, Opener
 from kooi.proof.attacks import residue, runner, suites
-from kooi.proof.attacks.model import Evidence, Expectation, judge
+from kooi.proof.attacks.bare import harm_without_sandbox
+from kooi.proof.attacks.canaries import Canaries
+from kooi.proof.attacks.model import Evidence, Expectation, Finding, Outcome, judge
 from kooi.proof.attacks.runner import SuiteReport
 from kooi.proof.attacks.source import digest_of, prepare, read_marks
 
@@ -134,6 +137,43 @@ def test_own_kernel_contains_resource_harm_only() -> None:
     assert judge(fork, grown, "kernel-shared").outcome == "escaped"
     (credentials,) = suites.load("classic", ("credentials",))
     assert judge(credentials, Evidence("ok", 0.1, spoils=("credentials file",)), "machine").outcome == "escaped"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "fine"),
+    [
+        ("prevented", ("escaped",), True),
+        ("prevented", ("contained",), True),
+        ("contained", ("prevented",), False),
+        ("escaped", ("contained", "prevented"), False),
+        ("vacuous", ("escaped",), False),
+        ("prevented", ("vacuous",), False),
+    ],
+)
+def test_a_safer_outcome_than_documented_is_no_surprise(
+    outcome: Outcome, expected: tuple[Outcome, ...], fine: bool
+) -> None:
+    assert Finding("x", "x", "fake", outcome, expected, "", (), 0.0).as_expected is fine
+    assert not Finding("x", "x", "fake", outcome, expected, "", ("a file",), 0.0).as_expected
+
+
+@pytest.mark.parametrize(("good_at", "harm"), [(1, "harm"), (3, "harm"), (4, None)])
+def test_a_control_has_three_attempts(monkeypatch: pytest.MonkeyPatch, good_at: int, harm: str | None) -> None:
+    (loop,) = suites.load("classic", ("loop",))
+    tries: list[int] = []
+
+    async def once(world: object) -> Evidence:
+        tries.append(1)
+        return Evidence("ok", 0.1)
+
+    program = replace(loop, attack=once, harm=lambda evidence: "harm" if len(tries) == good_at else None)
+
+    async def control() -> str | None:
+        async with Canaries() as canaries:
+            return await harm_without_sandbox(program, canaries, {})
+
+    assert asyncio.run(control()) == harm
+    assert len(tries) == min(good_at, 3)
 
 
 def test_what_is_expected_follows_the_enforcement() -> None:

@@ -24,6 +24,7 @@ from kooi.proof.attacks.source import Prepared, prepare, read_marks
 from kooi.proof.attacks.watch import Sighting, pids_named, watching
 
 _KEEP_BYTES = 1 << 20
+_ATTEMPTS = 3
 
 
 class BareWorld:
@@ -161,9 +162,17 @@ def _head(file: BinaryIO) -> bytes:
 
 
 async def harm_without_sandbox(program: Program, canaries: Canaries, params: Mapping[str, object]) -> str | None:
-    """Return the harm that the program does with the sandbox off, or `None` when it does none."""
-    world = BareWorld(program, canaries, params)
-    try:
-        return program.harm(await program.run(world))
-    finally:
-        world.close()
+    """Return the harm that the program does with the sandbox off, or `None` when it does none.
+
+    On a busy machine it may not get round to it in its time, so it has several attempts.
+    """
+    hopeless = program.bare.root and os.geteuid() != 0
+    for _ in range(1 if hopeless else _ATTEMPTS):
+        world = BareWorld(program, canaries, params)
+        try:
+            harm = program.harm(await program.run(world))
+        finally:
+            world.close()
+        if harm is not None:
+            return harm
+    return None

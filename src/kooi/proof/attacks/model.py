@@ -16,6 +16,7 @@ from kooi.contract.result import Enforcement
 Outcome = Literal["prevented", "contained", "escaped", "vacuous"]
 HELD: frozenset[str] = frozenset({"kernel", "polled", "per_process", "remote"})
 WHOLE: frozenset[str] = frozenset({"kernel", "polled", "remote"})
+_SAFETY: tuple[Outcome, ...] = ("escaped", "contained", "prevented")
 OWN_KERNEL: frozenset[str] = frozenset({"emulated", "kernel-own", "machine", "remote"})
 
 
@@ -184,8 +185,13 @@ class Finding:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the outcome is one that was expected, with nothing left behind."""
-        return self.outcome in self.expected and not self.residue
+        """Whether the outcome is one that was expected, or a safer one, with nothing left behind."""
+        return (self.outcome in self.expected or self._is_safer) and not self.residue
+
+    @property
+    def _is_safer(self) -> bool:
+        ranked = [_SAFETY.index(each) for each in self.expected if each in _SAFETY]
+        return self.outcome in _SAFETY and bool(ranked) and _SAFETY.index(self.outcome) > max(ranked)
 
 
 def grade_of(enforcement: Enforcement, clause: str) -> str:
