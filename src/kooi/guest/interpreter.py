@@ -77,6 +77,7 @@ class Interpreter:
         self._pid = posix.getpid()
         self._futures = 0
         self._heads: "List[bytes]" = []
+        self._bodies: "Tuple[_Body, ...]" = ()
         self._first: "Optional[Tuple[int, bytes, bool]]" = None
         self._unanswered = 0
         self._sources = _Sources()
@@ -117,6 +118,10 @@ class Interpreter:
     def _turn(self) -> None:
         """Do one run."""
         try:
+            if self._unanswered:
+                self._bodies = ()
+                self._heads.clear()
+                raise RuntimeError("a signal handler raised while the end of the run was told")
             first, self._first = self._first, None
             self._run(*(first or self._next()))
         except _Gone:
@@ -144,27 +149,32 @@ class Interpreter:
     def _next(self) -> "Tuple[int, Optional[bytes], bool]":
         """Wait for a run; return its number, its code and whether it has input. Raises `_Gone` without an agent.
 
-        Reading a header and keeping it are one call, so that what a signal handler raises cannot lose it.
+        Reading bytes and keeping them are one call, and the header stays until all is read, so that what a signal
+        handler raises loses nothing: the next call goes on where this one was.
         """
         heads = self._heads
         while not heads:
-            try:
-                heads.extend(map(posix.read, (CONTROL,), (HEADER_BYTES,)))
-            except OSError as error:
-                if error.errno is not None:
-                    raise _Gone from None
-        head = heads.pop()
+            _receive(heads, HEADER_BYTES)
+        head = heads[0]
         if len(head) != HEADER_BYTES:
             raise _Gone
         if head[:1] == b"W":
+            heads.clear()
             self._warm()
             return self._next()
-        if head[1] == 1:
+        if head[1] == 1 and not self._bodies:
             receive_input()
-        config = _read(int.from_bytes(head[6:10], "big"))
+        if not self._bodies:
+            self._bodies = _Body(int.from_bytes(head[6:10], "big")), _Body(int.from_bytes(head[10:18], "big"))
+        for body in self._bodies:
+            body.fill()
+        config, code = (body.value() for body in self._bodies)
         if config:
             _configure(config)
-        return int.from_bytes(head[2:6], "big"), _read(int.from_bytes(head[10:18], "big")), head[1] > 0
+        number = self._unanswered = int.from_bytes(head[2:6], "big")
+        self._bodies = ()
+        heads.clear()
+        return number, code, head[1] > 0
 
     def _run(self, number: int, code: "Optional[bytes]", stdin: bool) -> None:
         """Run code and answer; leave the process when the code ends it, or when this is a fork that came back."""
@@ -220,7 +230,9 @@ class Interpreter:
         try:
             while data:
                 data = data[posix.write(CONTROL, data) :]
-        except OSError:
+        except OSError as error:
+            if error.errno is None:
+                raise  # not the socket's: a signal handler of the code raised it
             self._leave(0)
 
     def _leave(self, code: int) -> "NoReturn":
@@ -322,24 +334,42 @@ def _main_module() -> "Dict[str, Any]":
     return module.__dict__
 
 
-def _read(size: int) -> "Optional[bytes]":
-    """Read exactly `size` bytes from the agent; return None when they do not fit in memory."""
-    parts: "Optional[List[bytes]]" = []
-    left = size
-    while left:
-        data = posix.read(CONTROL, min(left, _CHUNK))
-        if not data:
-            raise _Gone
-        left -= len(data)
-        try:
-            if parts is not None:
-                parts.append(data)
-        except MemoryError:
-            parts = None
+def _receive(into: "List[bytes]", size: int) -> None:
+    """Read at most `size` bytes from the agent into a list. Raises `_Gone` without an agent."""
     try:
-        return None if parts is None else parts[0] if len(parts) == 1 else b"".join(parts)
-    except MemoryError:
-        return None
+        into.extend(map(posix.read, (CONTROL,), (size,)))
+    except OSError as error:
+        if error.errno is not None:
+            raise _Gone from None
+    if into and not into[-1]:
+        raise _Gone
+
+
+class _Body:
+    """Exactly `size` bytes from the agent, as far as they have come."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._parts: "List[bytes]" = []
+        self._dropped = 0
+
+    def fill(self) -> None:
+        """Read until all is here or, where it does not fit in memory, gone by. May go on after an exception."""
+        while left := self._size - self._dropped - sum(map(len, self._parts)):
+            try:
+                _receive(self._parts, min(left, _CHUNK))
+            except MemoryError:
+                parts, self._parts = self._parts, []
+                self._dropped += sum(map(len, parts))
+
+    def value(self) -> "Optional[bytes]":
+        """Return the bytes; None when they do not fit in memory."""
+        if self._dropped:
+            return None
+        try:
+            return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        except MemoryError:
+            return None
 
 
 def _configure(config: bytes) -> None:
