@@ -15,7 +15,7 @@ from typing import Any, List, Sequence, Tuple
 
 from kooi.guest.streams import CONTROL
 
-_MODULES = ("kooi.guest.streams", "kooi.guest.code", "kooi.guest.interpreter")
+_MODULES = ("kooi.guest.streams", "kooi.guest.code", "kooi.guest.intake", "kooi.guest.interpreter")
 
 _BOOT = """import sys,marshal,posix
 b=b''

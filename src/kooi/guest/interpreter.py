@@ -15,6 +15,7 @@ import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 
 from kooi.guest.code import compile_run
+from kooi.guest.intake import Body, Gone, receive
 from kooi.guest.streams import CONTROL, SPARE_ERR, SPARE_OUT, Streams, receive_input
 
 TYPE_CHECKING = False
@@ -29,7 +30,6 @@ WARM_UP = b"W" + bytes(HEADER_BYTES - 1)
 RESULT, DONE, FAILED, WARM = b"R", b"D", b"E", b"W"
 TEXT_LIMIT = 64 * 1024
 
-_CHUNK = 256 * 1024
 _STUBBORN = 8
 _SOURCES_LIMIT = 4 * 1024 * 1024
 _WARMING = b"def f(x):\n    return [str(x)]\nprint(f(1))\n{}['warm']\n"
@@ -66,10 +66,6 @@ def clip(text: str) -> bytes:
     return head.decode("utf-8", "ignore").encode() + b"\n... cut ...\n" + tail.decode("utf-8", "ignore").encode()
 
 
-class _Gone(BaseException):
-    """The agent is gone."""
-
-
 class Interpreter:
     """The namespace, the streams and the loop of one context. `serve` never returns."""
 
@@ -77,7 +73,7 @@ class Interpreter:
         self._pid = posix.getpid()
         self._futures = 0
         self._heads: "List[bytes]" = []
-        self._bodies: "Tuple[_Body, ...]" = ()
+        self._bodies: "Tuple[Body, ...]" = ()
         self._first: "Optional[Tuple[int, bytes, bool]]" = None
         self._unanswered = 0
         self._sources = _Sources()
@@ -124,7 +120,7 @@ class Interpreter:
                 raise RuntimeError("a signal handler raised while the end of the run was told")
             first, self._first = self._first, None
             self._run(*(first or self._next()))
-        except _Gone:
+        except Gone:
             posix._exit(0)
         except SystemExit as error:
             self._leave(_exit_code(error.code))
@@ -147,17 +143,17 @@ class Interpreter:
         self._say(answer(WARM, 0))
 
     def _next(self) -> "Tuple[int, Optional[bytes], bool]":
-        """Wait for a run; return its number, its code and whether it has input. Raises `_Gone` without an agent.
+        """Wait for a run; return its number, its code and whether it has input. Raises `Gone` without an agent.
 
         Reading bytes and keeping them are one call, and the header stays until all is read, so that what a signal
         handler raises loses nothing: the next call goes on where this one was.
         """
         heads = self._heads
         while not heads:
-            _receive(heads, HEADER_BYTES)
+            receive(heads, HEADER_BYTES)
         head = heads[0]
         if len(head) != HEADER_BYTES:
-            raise _Gone
+            raise Gone
         if head[:1] == b"W":
             heads.clear()
             self._warm()
@@ -165,7 +161,7 @@ class Interpreter:
         if head[1] == 1 and not self._bodies:
             receive_input()
         if not self._bodies:
-            self._bodies = _Body(int.from_bytes(head[6:10], "big")), _Body(int.from_bytes(head[10:18], "big"))
+            self._bodies = Body(int.from_bytes(head[6:10], "big")), Body(int.from_bytes(head[10:18], "big"))
         for body in self._bodies:
             body.fill()
         config, code = (body.value() for body in self._bodies)
@@ -332,44 +328,6 @@ def _main_module() -> "Dict[str, Any]":
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     return module.__dict__
-
-
-def _receive(into: "List[bytes]", size: int) -> None:
-    """Read at most `size` bytes from the agent into a list. Raises `_Gone` without an agent."""
-    try:
-        into.extend(map(posix.read, (CONTROL,), (size,)))
-    except OSError as error:
-        if error.errno is not None:
-            raise _Gone from None
-    if into and not into[-1]:
-        raise _Gone
-
-
-class _Body:
-    """Exactly `size` bytes from the agent, as far as they have come."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._parts: "List[bytes]" = []
-        self._dropped = 0
-
-    def fill(self) -> None:
-        """Read until all is here or, where it does not fit in memory, gone by. May go on after an exception."""
-        while left := self._size - self._dropped - sum(map(len, self._parts)):
-            try:
-                _receive(self._parts, min(left, _CHUNK))
-            except MemoryError:
-                parts, self._parts = self._parts, []
-                self._dropped += sum(map(len, parts))
-
-    def value(self) -> "Optional[bytes]":
-        """Return the bytes; None when they do not fit in memory."""
-        if self._dropped:
-            return None
-        try:
-            return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        except MemoryError:
-            return None
 
 
 def _configure(config: bytes) -> None:
