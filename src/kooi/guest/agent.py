@@ -240,7 +240,9 @@ class Agent:
         self._outbox.put(frames.frame(frames.END, channel.number, payload))
 
     def _flush(self) -> None:
-        while self._outbox.size:
+        # The stalled may wait although nothing is queued any more: a large frame of another channel goes out at once,
+        # and all that was queued before it.
+        while self._outbox.size or self._stalled:
             if not self._outbox.flush():
                 self._watch_stream(True)
                 return
