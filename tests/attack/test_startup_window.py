@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
+from kooi.blocking import Sandbox
 from kooi.guest.children import Nursery, Setup
+from tests.levels import need
 
 
 @pytest.mark.parametrize("executes", [False, True])
@@ -33,3 +35,13 @@ def test_nothing_of_the_agent_is_left_when_a_child_becomes_dumpable(executes: bo
     with open(stream, "rb") as said:
         assert said.read() == b"4 1 False False\n"
     os.close(held)
+
+
+@pytest.mark.parametrize("level", ["process", "jail"])
+def test_all_code_is_offered_to_the_oom_killer_before_the_agent(level: str) -> None:
+    need(level)
+    with Sandbox(level=level) as box:
+        ran = box.run("print(open('/proc/self/oom_score_adj').read(), end='')").stdout
+        assert (ran, box.commands.run("cat /proc/self/oom_score_adj").stdout) == ("1000\n", "1000\n")
+    with Sandbox(level=level, fresh=True) as box:
+        assert box.run("print(open('/proc/self/oom_score_adj').read(), end='')").stdout == "1000\n"

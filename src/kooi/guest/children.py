@@ -118,7 +118,8 @@ class Nursery:
         """Fork, and return the child's pid. In the child `body` runs, and where it ends the child ends.
 
         `planted`: pairs of a descriptor here and its number in the child. `executes`: `body` executes a program;
-        `boots`: one that sets its directory, mask and place with the OOM killer itself (`interpreter.begin`).
+        `boots`: one that sets its directory, mask and place with the OOM killer itself (`interpreter.begin`), and is
+        made dumpable by the kernel as it is executed.
         `dumpable`: the child belongs to the code, which may trace it. An error is written to the descriptor `failed` as
         `NAME NUL text`. Raises `OSError` when there can be no more processes.
         """
@@ -126,7 +127,7 @@ class Nursery:
         if pid:
             return pid
         try:
-            failed = self._become(planted, executes, dumpable, failed)
+            failed = self._become(planted, executes, dumpable and not boots, failed)
             if not boots:
                 self._settle(dumpable)
             body()
@@ -148,7 +149,7 @@ class Nursery:
         self._close_others({failed, *(target for _, target in planted)})
         if dumpable:
             # Not before: the code may stop this process at any moment and take what it holds, the stream for one.
-            if self._prctl is not None and not executes:
+            if self._prctl is not None:
                 self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
         return failed
 

@@ -92,6 +92,10 @@ def _walk(dirfd: int, relative: str, flags: int, mode: int) -> int:
     return fd
 
 
+def _missing(path: str, component: str, problem: OSError) -> str:
+    return f"{path}: {problem.strerror}" if component == path else f"{path}: {component}: {problem.strerror}"
+
+
 def _explained(root: int, path: str, error: OSError) -> InvalidPolicy:
     """Return the error that names the first component in the way."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -100,7 +104,7 @@ def _explained(root: int, path: str, error: OSError) -> InvalidPolicy:
         try:
             about = os.lstat(component)
         except OSError as problem:
-            return InvalidPolicy(f"{path}: {problem.strerror}: {component}", key=path, fix="name an existing path")
+            return InvalidPolicy(_missing(path, component, problem), key=path, fix="name an existing path")
         if stat.S_ISLNK(about.st_mode):
             fix = "name the path it leads to: " + os.path.realpath(path)
             return InvalidPolicy(f"{path}: {component} is a symlink, and none is followed", key=path, fix=fix)
