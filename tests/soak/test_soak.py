@@ -30,7 +30,13 @@ PROGRAMS = {
     "sleeper": ("import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(60)", {"timeout"}),
     "oom": ("b = bytearray(200 << 20)", {"oom", "error"}),
     "flood": ("while True: print('x' * 1000)", {"output_limit"}),
-    "files": ("open('a', 'w').write('x' * 100000); open('/dev/shm/b', 'w').write('y')", {"ok"}),
+    "files": (
+        "import os, uuid\nopen('a', 'w').write('x' * 100000)\nname = '/dev/shm/kooi-soak-' + uuid.uuid4().hex\n"
+        "open(name, 'w').write('y')\n"
+        # A jail takes its own with it; at the level process it is the host's.
+        "if os.environ['HOME'] != '/home/user': os.remove(name)",
+        {"ok"},
+    ),
 }
 
 
