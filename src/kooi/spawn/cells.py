@@ -200,6 +200,9 @@ class Cells:
         """Let the first process of a cell become its zygote."""
         try:
             messages.send(cell.control, cell.plan["zygote"])
+        except ConnectionError:
+            # It is gone already: its last words, and its end, wait to be heard.
+            return
         except OSError as error:
             self.end(cell, f"its first process does not answer: {error}")
 
