@@ -37,9 +37,7 @@ class Setup(NamedTuple):
     fresh contexts execute and that `sys.executable` names; `sys_path` is appended to every context's `sys.path`.
     `program` is what `fresh.program()` returns, called while the guest's own files can still be read. `write_fd` is the
     other half of a stream that is not one socket. `fork` replaces `os.fork`: one that runs no Python hooks has nothing
-    to mend after a single-threaded parent, and leaves about 200 pages uncopied. `exec_confines` says that
-    `confine_code` drops no more than executing a program drops by itself (capabilities, of an id that is not 0), so
-    that fresh interpreters can do without it.
+    to mend after a single-threaded parent, and leaves about 200 pages uncopied.
     """
 
     home: str = "/home/user"
@@ -54,7 +52,6 @@ class Setup(NamedTuple):
     program: bytes = b""
     write_fd: int = -1
     fork: Optional[Callable[[], int]] = None
-    exec_confines: bool = False
 
 
 class Nursery:
@@ -181,9 +178,7 @@ class Nursery:
     def _may_spawn(self) -> bool:
         """Return whether `posix_spawn` leaves nothing undone; make sure that it passes on no descriptor of ours."""
         setup = self.setup
-        if setup.code_uid is not None or setup.code_gid is not None:
-            return False
-        if setup.confine_code is not None and not setup.exec_confines:
+        if (setup.code_uid, setup.code_gid, setup.confine_code) != (None, None, None):
             return False
         if not self._sealed:
             self._sealed = sys.platform.startswith("linux") and _close_all_on_exec()

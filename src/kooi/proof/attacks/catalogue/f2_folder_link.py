@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kooi.contract.errors import KooiError
-from kooi.proof.attacks.catalogue.f1_paths import got_out
+from kooi.proof.attacks.catalogue.f1_paths import got_out, stayed
 from kooi.proof.attacks.model import Evidence, Expectation, Program, World
 
 SOURCE = """
@@ -36,19 +36,13 @@ async def _attack(world: World) -> Evidence:
     return replace(evidence, facts={**world.check().facts, "answers": answers, "inside": inside})
 
 
-def _stayed(evidence: Evidence) -> str | None:
-    if "started" in evidence.marks and evidence.facts.get("inside") and evidence.facts.get("dropped") == ():
-        return f"nothing turned up outside ({evidence.facts.get('answers')})"
-    return None
-
-
 PROGRAM = Program(
     id="F2",
     title="a link in the place of a folder",
     source=SOURCE,
     control=CONTROL,
     harm=got_out,
-    refused=_stayed,
+    refused=stayed,
     expect=Expectation(clause="host_files"),
     attack=_attack,
 )
