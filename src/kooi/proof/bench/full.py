@@ -15,6 +15,7 @@ from kooi.contract.errors import InvalidRequest, KooiError
 from kooi.proof.access import close_all, probe_all
 from kooi.proof.bench import baseline, inside, peers, plan, pool
 from kooi.proof.bench.bulk import BULK, Bulk
+from kooi.proof.bench.floor import floors
 from kooi.proof.bench.interleave import Measure, interleave
 from kooi.proof.bench.machine import wait_until_idle
 from kooi.proof.bench.plan import Rounds
@@ -28,7 +29,7 @@ METHOD = (
     "The jail is the configuration that `kooi attack` proves: nothing is switched off for the measurements.",
     "The pool is off except in pool_hit. Blanks that a warm zygote keeps ready are part of the level's own working.",
 )
-ALONE: dict[str, Bulk] = {**BULK, "inside": inside.ratios, "import": inside.import_time}
+ALONE: dict[str, Bulk] = {**BULK, "floor": floors, "inside": inside.ratios, "import": inside.import_time}
 ORDINARY = "nobody"
 
 
