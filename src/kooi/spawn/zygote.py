@@ -160,7 +160,7 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
     os.setsid()
     control = socket.socket(fileno=blank_fd)
     data, _ = messages.receive_packet(control)
-    if data not in (messages.GO, messages.GO_NOW):
+    if data not in (messages.GO, messages.GO_FRESH, messages.GO_NOW):
         return
     confinement = confine.Confinement()
     try:
@@ -175,17 +175,20 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
         process.set_dumpable(False)
         confinement.carry_out(prepare)
         ahead: Optional[start.Ahead] = None
-        if data == messages.GO:
-            ahead = start.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
+        if data != messages.GO_NOW:
+            kind = setup._replace(fresh=data == messages.GO_FRESH)
+            ahead = start.hatch_ahead(kind, lambda: _seal_code(confinement, seal, setup))
             confinement.companion = ahead.interpreter
         data, fds = messages.receive_packet(control)
         if not data:
             return
         plan = json.loads(data)
+        setup = setup._replace(fresh=plan["fresh"])
+        if ahead is not None and plan["fresh"]:
+            # Before all else: it gets ready while we confine ourselves, and is sealed already.
+            start.renew(ahead)
         confinement.carry_out(plan["steps"])
         confinement.carry_out(seal)
-        if plan["fresh"]:
-            setup = setup._replace(fresh=True)
     except BaseException as error:
         control.send(str(error).encode("utf-8", "backslashreplace")[:_WORDS_BYTES] or b"no reason given")
         return
