@@ -211,10 +211,9 @@ class Shop:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
         del cell.making[entry.number]
-        # Of two kinds that lack, a forked one first: it serves either request, a fresh one later.
-        fresh = len(cell.fresh) < min(len(cell.ready), self._fresh_ahead(cell))
+        fresh = self._to_be_fresh(cell)
         try:
-            entry.control.send(messages.GO_NOW if cell.waiting else messages.GO_FRESH if fresh else messages.GO)
+            entry.control.send(messages.GO_FRESH if fresh else messages.GO_NOW if cell.waiting else messages.GO)
         except OSError:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
@@ -223,6 +222,13 @@ class Shop:
         else:
             (cell.fresh if fresh else cell.ready).append(entry)
         self._refill(cell)
+
+    def _to_be_fresh(self, cell: Cell) -> bool:
+        """Say whether the next blank is to execute an interpreter, which takes longer than all else it has to do."""
+        if cell.waiting:
+            return cell.waiting[0].fresh
+        # Of two kinds that lack, a forked one first: it serves requests of both, a fresh one only its own.
+        return len(cell.fresh) < min(len(cell.ready), self._fresh_ahead(cell))
 
     # Boxes.
 
