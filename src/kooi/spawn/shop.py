@@ -19,12 +19,12 @@ from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.journal import Journal
 from kooi.spawn.watchdog import Watchdog
 
+# At most so many blanks with an executed interpreter: it shares no memory with any other, and few boxes are fresh.
+FRESH_AHEAD = 2
 # A zygote's queue holds about ten packets; it never gets more than it can take at once.
 _MAKING = 8
 _FAILURES = 3
 _REFILL_SECONDS = 0.004
-# Blanks with an interpreter of its own each; one costs about what three others do, and few boxes are fresh.
-_FRESH_AHEAD = 2
 _RETRY_SECONDS = 0.05
 _WORDS_BYTES = 2000
 
@@ -161,7 +161,7 @@ class Shop:
 
     def _fresh_ahead(self, cell: Cell) -> int:
         """Return how many blanks with an executed interpreter to keep: none for a cell that nobody wants them of."""
-        return min(_FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
+        return min(FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
 
     def _refill_soon(self, cell: Cell) -> None:
         """Refill in a moment: making a blank takes a CPU from the box that is just starting, or from what follows."""
