@@ -65,10 +65,9 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path) -> Planned:
     return plan
 
 
-def executed(workshop: Workshop, *boxes: SpawnedBox) -> set[int]:
-    """Return the interpreters that were executed for nobody yet: none of those in `boxes`."""
-    known = {pid for box in boxes for pid in tree(box.pid)}
-    return {pid for zygote in zygotes(workshop) for pid in tree(zygote) if pid not in known and _is_executed(pid)}
+def executed(workshop: Workshop) -> set[int]:
+    """Return the interpreters that were executed: for nobody yet, when there are no boxes."""
+    return {pid for zygote in zygotes(workshop) for pid in tree(zygote) if _is_executed(pid)}
 
 
 def _is_executed(pid: int) -> bool:
@@ -78,14 +77,14 @@ def _is_executed(pid: int) -> bool:
         return False
 
 
-async def stocked(workshop: Workshop, *boxes: SpawnedBox) -> set[int]:
-    """Wait until the stock is full; return its interpreters."""
-    for _ in range(500):
-        found = executed(workshop, *boxes)
-        if len(found) >= STOCK:
+async def stocked(workshop: Workshop, count: int = STOCK) -> set[int]:
+    """Wait until so many are in stock, and no box is left; return them."""
+    for _ in range(1000):
+        found = executed(workshop)
+        if len(found) == count:
             return found
         await asyncio.sleep(0.01)
-    raise AssertionError("no interpreter was executed ahead")
+    raise AssertionError(f"{len(found)} interpreters were executed ahead")
 
 
 async def interpreter(box: SpawnedBox) -> int:
@@ -135,8 +134,9 @@ def test_more_at_once_than_are_in_stock_are_all_fresh(in_workshop: InWorkshop, p
         for _ in range(2):
             seeds = await asyncio.gather(*(workshop.run(SEED, planned(workshop)) for _ in range(7)))
             assert len({seed.split()[0] for seed in seeds}) == 7 and {seed.split()[2] for seed in seeds} == {"boot"}
-            await asyncio.sleep(0.3)
-            assert len(executed(workshop)) == min(ready, STOCK)
+            await stocked(workshop, min(ready, STOCK))
+            await asyncio.sleep(0.2)
+            assert len(executed(workshop)) <= min(ready, STOCK), "and no more"
         assert await workshop.run(SEED, planned(workshop, fresh=False)) not in seeds
 
     in_workshop(work, blanks_ready=ready, **planned.config)  # type: ignore[attr-defined]

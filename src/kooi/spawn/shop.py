@@ -25,6 +25,8 @@ FRESH_AHEAD = 2
 _MAKING = 8
 _FAILURES = 3
 _REFILL_SECONDS = 0.004
+# The same for a box that has yet to execute its interpreter.
+_EXECUTING_SECONDS = 0.012
 _RETRY_SECONDS = 0.05
 _WORDS_BYTES = 2000
 
@@ -244,7 +246,10 @@ class Shop:
         stock = cell.fresh if request.fresh and cell.fresh else cell.ready
         if stock:
             self._hand_over(stock.popleft(), request)
-            self._refill_soon(cell)
+            if request.fresh and stock is cell.ready:
+                self._later[cell] = time.monotonic() + _EXECUTING_SECONDS
+            else:
+                self._refill_soon(cell)
         else:
             cell.waiting.append(request)
             self._refill(cell)
