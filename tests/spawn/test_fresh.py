@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kooi.blocking import Sandbox
 from kooi.contract.limits import Limits
 from kooi.contract.spec import Spec
 from kooi.engine.client import Client
@@ -19,6 +21,7 @@ from kooi.spawn.handle import SpawnedBox
 from kooi.spawn.host import host_facts
 from kooi.spawn.plan import Plan, plan_process
 from kooi.spawn.watchdog import tree
+from tests.levels import need
 from tests.spawn.conftest import Workshop, end, output
 from tests.spawn.test_zygote_security import zygotes
 
@@ -280,3 +283,14 @@ def test_the_successor_of_a_cell_keeps_fresh_ones_too(in_workshop: InWorkshop, p
         await stocked(workshop)
 
     in_workshop(work, rotate_after=5, **planned.config)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("level", ["jail", "process"])
+def test_files_and_environment_of_a_sandbox_are_there_on_each_way(level: str) -> None:
+    need(level)
+    for _ in range(3):
+        with Sandbox(level=level, fresh=True, env={"ASKED": "for"}, files={"in.txt": b"file"}) as box:
+            said = box.run("import os\nprint(open('in.txt').read(), os.environ['ASKED'])\nopen('out', 'w').write('x')")
+            assert said.stdout == "file for\n", said
+            assert box.files.read("out") == "x"
+        time.sleep(0.1)
