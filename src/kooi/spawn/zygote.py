@@ -3,9 +3,9 @@
 Theory of operation. The zygote imports the image's warm set, freezes the garbage collector's view of it and waits for
 the spawner. For each `blank` message (carrying one end of a control socket) it forks into new, empty namespaces, maps
 the blank's two ids, and reports the blank by pidfd. The blank waits until the spawner has put it into its control
-group, takes the steps that do not depend on any spec, hatches, seals and warms its first interpreter, and waits again.
-The next message (a plan, and the stream to the host as a descriptor) makes it a box: it carries out the plan, seals
-itself and becomes the guest's agent.
+group, takes the steps that do not depend on any spec, hatches, seals and warms its first interpreter (a fork or, if it
+is told so, one that it executes), and waits again. The next message (a plan, and the stream to the host as a
+descriptor) makes it a box: it carries out the plan, seals itself and becomes the guest's agent.
 
 A blank never returns into the zygote's stack, closes every descriptor but its own first, and holds nothing of any
 tenant: a plan carries no code, no environment and no secret; these come over the stream. Children are reaped by the
