@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional
 from kooi.guest import frames
 from kooi.guest.answers import Answers, BadAnswer, displayed, ended, exited, failed
 from kooi.guest.channel import Feed, Tap, send_descriptor
-from kooi.guest.hatch import First, Hatched, Pipes, hatch, lay
+from kooi.guest.hatch import First, Hatched, Pipes, anew, hatch, lay
+from kooi.guest.intake import execution
 from kooi.guest.interpreter import DONE, FAILED, RESULT, WARM, WARM_UP, request
 from kooi.guest.poller import IN
 from kooi.guest.processes import send
@@ -193,6 +194,11 @@ class Context:
         except OSError:
             self._warmed()
 
+    def renew(self) -> None:
+        """Let the interpreter, which was given no run yet, execute a new one in its place."""
+        command, program = anew(self._agent.nursery)
+        self._send(execution(command) + program)
+
     def _warmed(self) -> None:
         ready, self._on_warm = self._on_warm, None
         if ready is not None:
@@ -205,12 +211,12 @@ class Context:
         self.stale = False
 
     def _take_over(self, hatched: Hatched) -> None:
-        self._pid, self._control = hatched
+        self._pid, self._control, owed = hatched
         self._answers = Answers()
         self.listen()
         self._agent.family.adopt(self._pid, self._exited)
-        if self._agent.nursery.setup.fresh:
-            self._send(self._agent.nursery.program)
+        if owed:
+            self._send(owed)
 
     def _exited(self, status: int) -> None:
         """Take the end of the interpreter, after the last it said."""

@@ -15,7 +15,7 @@ import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 
 from kooi.guest.code import compile_run
-from kooi.guest.intake import Body, Gone, receive
+from kooi.guest.intake import EXECUTE, HEADER_BYTES, Body, Gone, execute, receive
 from kooi.guest.streams import CONTROL, SPARE_ERR, SPARE_OUT, Streams, receive_input
 
 TYPE_CHECKING = False
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
     from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-HEADER_BYTES = 18
 #: in place of a run's header: take the page faults of a first run
 WARM_UP = b"W" + bytes(HEADER_BYTES - 1)
 #: kinds of answers: a value to display, done, failed with an exception, warmed up
@@ -158,6 +157,8 @@ class Interpreter:
             heads.clear()
             self._warm()
             return self._next()
+        if head[:1] == EXECUTE:
+            execute(head)
         if head[1] == 1 and not self._bodies:
             receive_input()
         if not self._bodies:

@@ -258,6 +258,7 @@ class SpawnerHandle:
             "cell": key,
             "memory": plan.memory_bytes,
             "processes": plan.processes,
+            "fresh": plan.fresh,
         }
         try:
             self.send(head, encoded, (theirs.fileno(),))

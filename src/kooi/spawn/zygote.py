@@ -3,9 +3,9 @@
 Theory of operation. The zygote imports the image's warm set, freezes the garbage collector's view of it and waits for
 the spawner. For each `blank` message (carrying one end of a control socket) it forks into new, empty namespaces, maps
 the blank's two ids, and reports the blank by pidfd. The blank waits until the spawner has put it into its control
-group, takes the steps that do not depend on any spec, hatches, seals and warms its first interpreter, and waits again.
-The next message (a plan, and the stream to the host as a descriptor) makes it a box: it carries out the plan, seals
-itself and becomes the guest's agent.
+group, takes the steps that do not depend on any spec, hatches, seals and warms its first interpreter (a fork or, if it
+is told so, one that it executes), and waits again. The next message (a plan, and the stream to the host as a
+descriptor) makes it a box: it carries out the plan, seals itself and becomes the guest's agent.
 
 A blank never returns into the zygote's stack, closes every descriptor but its own first, and holds nothing of any
 tenant: a plan carries no code, no environment and no secret; these come over the stream. Children are reaped by the
@@ -160,7 +160,7 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
     os.setsid()
     control = socket.socket(fileno=blank_fd)
     data, _ = messages.receive_packet(control)
-    if data not in (messages.GO, messages.GO_NOW):
+    if data not in (messages.GO, messages.GO_FRESH, messages.GO_NOW):
         return
     confinement = confine.Confinement()
     try:
@@ -175,17 +175,20 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
         process.set_dumpable(False)
         confinement.carry_out(prepare)
         ahead: Optional[start.Ahead] = None
-        if data == messages.GO:
-            ahead = start.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
+        if data != messages.GO_NOW:
+            kind = setup._replace(fresh=data == messages.GO_FRESH)
+            ahead = start.hatch_ahead(kind, lambda: _seal_code(confinement, seal, setup))
             confinement.companion = ahead.interpreter
         data, fds = messages.receive_packet(control)
         if not data:
             return
         plan = json.loads(data)
+        setup = setup._replace(fresh=plan["fresh"])
+        if ahead is not None and plan["fresh"]:
+            # Before all else: it gets ready while we confine ourselves, and is sealed already.
+            start.renew(ahead)
         confinement.carry_out(plan["steps"])
         confinement.carry_out(seal)
-        if plan["fresh"]:
-            setup = setup._replace(fresh=True)
     except BaseException as error:
         control.send(str(error).encode("utf-8", "backslashreplace")[:_WORDS_BYTES] or b"no reason given")
         return

@@ -28,6 +28,8 @@ METHOD = (
     "A time runs from the call in Python to the result object in Python. Percentiles are by nearest rank; no means.",
     "The jail is the configuration that `kooi attack` proves: nothing is switched off for the measurements.",
     "The pool is off except in pool_hit. Blanks that a warm zygote keeps ready are part of the level's own working.",
+    "So are fresh ones, executed ahead once a fresh sandbox was asked for: one is ready in process_fresh and "
+    "jail_fresh, and they are used up in process_fresh_next and jail_fresh_next.",
 )
 ALONE: dict[str, Bulk] = {**BULK, "floor": floors, "inside": inside.ratios, "import": inside.import_time}
 ORDINARY = "nobody"

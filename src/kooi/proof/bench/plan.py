@@ -6,6 +6,7 @@ time until nothing of it is left. The pool is off in all of them but `pool_hit`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +19,11 @@ from kooi.proof.access import BoxLike, open_box, run_once
 from kooi.proof.bench import baseline, peers
 from kooi.proof.bench.interleave import Measure
 from kooi.proof.bench.machine import run_command
+from kooi.spawn.shop import FRESH_AHEAD
 
 PANDAS = ("numpy", "pandas")
 _PRINT, _IMPORT = "print(1)", "import numpy, pandas; print(1)"
+_REST_SECONDS = 0.1
 Once = Callable[[], Awaitable[Mapping[str, float]]]
 
 
@@ -51,10 +54,12 @@ def measures(rounds: Rounds, levels: tuple[str, ...]) -> list[Measure]:
 
 def _level(level: str, rounds: Rounds) -> list[Measure]:
     spec = Spec(level=level, preload=())
+    fresh = replace(spec, fresh=True)
     return [
         Measure(f"{level}_first", _kept(f"{level}_first", spec), rounds.fast),
         Measure(f"{level}_reaped", _one_shot(f"{level}_reaped", spec), rounds.fast),
-        Measure(f"{level}_fresh", _kept(f"{level}_fresh", replace(spec, fresh=True)), rounds.fast),
+        Measure(f"{level}_fresh", _rested(_kept(f"{level}_fresh", fresh)), rounds.fast),
+        Measure(f"{level}_fresh_next", _rested(_next(f"{level}_fresh_next", fresh)), rounds.fast),
         live(level, rounds.fast),
     ]
 
@@ -106,6 +111,32 @@ def _kept(name: str, spec: Spec, code: str = _PRINT) -> Once:
         return {name: answered - started, f"{name}.create": opened - started, f"{name}.close": closed - answered}
 
     return once
+
+
+def _rested(once: Once) -> Once:
+    """Wait after it, off the clock, until what it used up is made again, which takes a CPU from what comes next."""
+
+    async def then_rest() -> Mapping[str, float]:
+        samples = await once()
+        await asyncio.sleep(_REST_SECONDS)
+        return samples
+
+    return then_rest
+
+
+def _next(name: str, spec: Spec) -> Once:
+    """Time a fresh sandbox that is asked for right after as many as are kept ready, and so finds none."""
+    once = _kept(name, spec)
+
+    async def after_others() -> Mapping[str, float]:
+        others = [await open_box(spec) for _ in range(FRESH_AHEAD)]
+        try:
+            return await once()
+        finally:
+            for box in others:
+                await box.close()
+
+    return after_others
 
 
 def _one_shot(name: str, spec: Spec, code: str = _PRINT) -> Once:
