@@ -221,6 +221,23 @@ class Parser:
             position = end
         self._tail = bytes(scratch[position:count])
 
+    def cut(self, count: int, into: List[Tuple[int, int, bytes]]) -> None:
+        """Do what `advance` does, with copies of the payloads: they are appended to `into`."""
+        if self._need or self._tail:
+            into.extend((kind, channel, bytes(view)) for kind, channel, view in self.advance(count))
+            return
+        scratch, position = self._scratch, 0
+        while count - position >= HEADER_BYTES:
+            size, kind, channel = _HEADER.unpack_from(scratch, position)
+            self._judge(size, kind, channel)
+            start = position + HEADER_BYTES
+            if start + size > count:
+                self._keep(scratch[position:count], HEADER_BYTES + size)
+                return
+            position = start + size
+            into.append((kind, channel, bytes(scratch[start:position])))
+        self._tail = bytes(scratch[position:count])
+
     def _judge(self, size: int, kind: int, channel: int) -> None:
         bounds = self._kinds.get(kind)
         if bounds is None:

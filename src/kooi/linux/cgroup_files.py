@@ -23,7 +23,6 @@ class Counters(NamedTuple):
 
     cpu_ns: int
     memory_peak: int | None
-    memory_now: int
     pids_now: int
     pids_peak: int | None
 
