@@ -13,7 +13,7 @@ import _signal  # type: ignore[import-not-found]  # see `children`
 import os
 import sys
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 from kooi.guest import frames, shapes
 from kooi.guest.channel import Channel
@@ -29,6 +29,7 @@ from kooi.guest.runs import Run
 from kooi.guest.transfers import Errand, Helper, Listing, Read, Write
 
 _HIGH = 256 * 1024
+_SMALL = 16 * 1024
 _SWEEP_SECONDS = 0.002
 
 
@@ -147,10 +148,11 @@ class Agent:
 
     def _greet(self) -> None:
         """Say HELLO, the first of all frames."""
-        if not self._greeted:
-            self._greeted = True
-            hello = b'{"protocol":1,"python":"%d.%d.%d","pid":%d}' % (*sys.version_info[:3], os.getpid())
-            self._outbox.put(frames.frame(frames.HELLO, 0, hello))
+        if self._greeted:
+            return
+        self._greeted = True
+        hello = b'{"protocol":1,"python":"%d.%d.%d","pid":%d}' % (*sys.version_info[:3], os.getpid())
+        self._outbox.put(frames.frame(frames.HELLO, 0, hello))
 
     # What comes from the host
 
@@ -167,13 +169,22 @@ class Agent:
             return
         if count == 0:
             raise StreamEnded
+        if count <= _SMALL:
+            arrived: List[Tuple[int, int, bytes]] = []
+            self._parser.cut(count, arrived)
+            for kind, channel, payload in arrived:
+                if kind == frames.OPEN:
+                    self._open(channel, payload)
+                else:
+                    self._take(kind, channel, memoryview(payload))
+            return
         for kind, channel, view in self._parser.advance(count):
             self._take(kind, channel, view)
 
     def _take(self, kind: int, number: int, view: memoryview) -> None:
         channel = self._channels.get(number)
         if kind == frames.OPEN:
-            self._open(number, frames.loads(bytes(view)))
+            self._open(number, bytes(view))
         elif kind == frames.CONFIG:
             self._configure(frames.loads(bytes(view)))
         elif channel is None:
@@ -201,12 +212,16 @@ class Agent:
             for context in self._contexts.values():
                 context.stale = True
 
-    def _open(self, number: int, fields: Dict[str, Any]) -> None:
-        shapes.check_open(fields)
+    def _open(self, number: int, payload: bytes) -> None:
+        fields = shapes.read_plain_run(payload)
+        if fields is None:
+            fields = frames.loads(payload)
+            shapes.check_open(fields)
         if number % 2 == 0 or number <= self._last_opened or len(self._channels) >= MAX_CHANNELS:
             raise FrameError(f"channel {number} cannot be opened")
         self._last_opened = number
-        self._greet()
+        if not self._greeted:
+            self._greet()
         channel = self._channels[number] = _OPS[fields["op"]](self, number, fields)
         channel.start()
 

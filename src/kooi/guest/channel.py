@@ -7,7 +7,7 @@ import fcntl
 import os
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Container, Deque, Dict, Mapping, Optional, Tuple
 
 from kooi.guest import frames
 from kooi.guest.frames import CHUNK, Credit, FrameError
@@ -65,9 +65,11 @@ class Talker(Channel):
 
     def announce(self, kind: int, payload: bytes) -> None:
         """Send an EVENT or END once everything that the process has written by now is sent."""
-        self._tidings.append((kind, payload))
+        # One look at all pipes, and no fruitless read of those that are empty.
+        ready = self.agent.poller.ready()
         for tap in self.taps:
-            tap.owe()
+            tap.owe(ready)
+        self._tidings.append((kind, payload))
         self.advance()
 
     def abandon(self) -> None:
@@ -104,8 +106,10 @@ class Talker(Channel):
             self.listen()
 
     def _settled(self) -> bool:
-        settled = [tap.settle() for tap in self.taps]
-        return all(settled)
+        settled = True
+        for tap in self.taps:
+            settled = tap.settle() and settled
+        return settled
 
     def listen(self) -> None:
         """Take more of what the process says about itself, now that an announcement is out."""
@@ -145,9 +149,10 @@ class Tap:
         self._owed = 0
         self._watch()
 
-    def owe(self) -> None:
-        """Note that what is in the pipe now must be sent before `settle` is true."""
-        self._owed = self._capacity if self._fd >= 0 else 0
+    def owe(self, ready: Container[int]) -> None:
+        """Note that what is in the pipe now must be sent before `settle` is true; `ready`: see `Poller`."""
+        empty = self._fd < 0 or (self._watched and self._fd not in ready)
+        self._owed = 0 if empty else self._capacity
 
     def settle(self) -> bool:
         """Send what is owed, as far as credit goes; return whether none is left."""

@@ -161,11 +161,12 @@ class Interpreter:
         if head[1] == 1 and not self._bodies:
             receive_input()
         if not self._bodies:
-            self._bodies = Body(int.from_bytes(head[6:10], "big")), Body(int.from_bytes(head[10:18], "big"))
+            sizes = int.from_bytes(head[6:10], "big"), int.from_bytes(head[10:18], "big")
+            self._bodies = tuple(map(Body, sizes)) if sizes[0] else (Body(sizes[1]),)
         for body in self._bodies:
             body.fill()
-        config, code = (body.value() for body in self._bodies)
-        if config:
+        code = self._bodies[-1].value()
+        if len(self._bodies) > 1 and (config := self._bodies[0].value()):
             _configure(config)
         number = self._unanswered = int.from_bytes(head[2:6], "big")
         self._bodies = ()
