@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kooi.contract.errors import InvalidRequest, KooiError
-from kooi.guest import frames, shapes
+from kooi.guest import frames
 from kooi.guest.frames import Credit
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Call:
         "_waiters", "done", "on_end", "op",
     )  # fmt: skip
 
-    def __init__(self, client: Client, channel: int, fields: Mapping[str, Any]) -> None:
-        self.op: str = fields["op"]
+    def __init__(self, client: Client, channel: int, op: str, takes_input: bool) -> None:
+        self.op = op
         self.done: asyncio.Future[Mapping[str, Any]] = client.loop.create_future()
         self._client = client
         self._channel = channel
@@ -54,7 +54,7 @@ class Call:
         self._on_event: OnEvent | None = None
         self.on_end: OnEnd | None = None
         self._open = True
-        self._takes_input = shapes.takes_input(fields)
+        self._takes_input = takes_input
         self._body: deque[memoryview] = deque()
         self._body_ended = False
         self._waiters: list[asyncio.Future[None]] = []

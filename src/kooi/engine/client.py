@@ -27,7 +27,7 @@ __all__ = ["Call", "Client", "GuestGone", "GuestViolation"]
 _HIGH = 256 * 1024
 _SMALL = 16 * 1024
 _thread = threading.local()
-_STREAMS = {"run": (frames.OUT, frames.ERR), "exec": (frames.OUT, frames.ERR), "file.read": (frames.DATA,)}
+_TALKERS = ("run", "exec")
 
 
 class Client:
@@ -86,19 +86,21 @@ class Client:
             raise self._error
         if len(self._calls) >= frames.MAX_CHANNELS:
             raise InvalidRequest(f"{frames.MAX_CHANNELS} calls are open already", fix="wait for one to end")
-        request = {"op": op, **fields}
-        if not shapes.takes_input(request) and len(body) != request.get("code_bytes", 0):
-            raise InvalidRequest(f"{op} takes no input beyond its code", key="body")
         channel = self._next_channel
-        plain = shapes.plain_run(request)
-        opening = (
-            frames.frame(frames.OPEN, channel, plain)
-            if plain is not None
-            else _encode(frames.OPEN, channel, request, shapes.check_open, "fields")
-        )
-        call = Call(self, channel, request)
-        heard = {frames.OUT: on_out, frames.ERR: on_err, frames.DATA: on_data}
-        call._callbacks = {kind: heard[kind] for kind in _STREAMS.get(op, ())}
+        payload = shapes.plain_run(fields) if op == "run" else None
+        if payload is not None:
+            opening, takes_input = frames.frame(frames.OPEN, channel, payload), fields["stdin"]
+        else:
+            request = {"op": op, **fields}
+            opening = _encode(frames.OPEN, channel, request, shapes.check_open, "fields")
+            takes_input = shapes.takes_input(request)
+        if not takes_input and len(body) != fields.get("code_bytes", 0):
+            raise InvalidRequest(f"{op} takes no input beyond its code", key="body")
+        call = Call(self, channel, op, takes_input)
+        if op in _TALKERS:
+            call._callbacks = {frames.OUT: on_out, frames.ERR: on_err}
+        elif op == "file.read":
+            call._callbacks = {frames.DATA: on_data}
         call._on_event = on_event
         self._next_channel += 2
         self._calls[channel] = call
@@ -265,7 +267,7 @@ class Client:
         del call._callbacks[frames.DATA]
 
     def _take_end(self, call: Call, payload: bytes) -> None:
-        value = shapes.PLAIN_ENDS.get(payload) if frames.OUT in call._callbacks else None
+        value = shapes.PLAIN_ENDS.get(payload) if call.op in _TALKERS else None
         if value is None:
             value = frames.loads(payload)
             shapes.check_end(call.op, value)

@@ -124,9 +124,10 @@ class Agent:
             self._contexts[""].warm(self._greet)
         self.family.reap()
         while True:
-            self._flush()
-            self.poller.wait(_SWEEP_SECONDS if self.family.sweeping else -1)
-            if self.family.sweeping:
+            if self._outbox.size or self._stalled or self._blocked:
+                self._flush()
+            self.poller.wait(_SWEEP_SECONDS if self.family.sweeps else -1)
+            if self.family.sweeps:
                 self.family.reap()
 
     def _watch_children(self) -> None:
@@ -264,7 +265,8 @@ class Agent:
             stalled, self._stalled = self._stalled, []
             for resume in stalled:
                 resume()
-        self._watch_stream(False)
+        if self._blocked:
+            self._watch_stream(False)
 
     def _watch_stream(self, blocked: bool) -> None:
         if blocked == self._blocked:

@@ -67,8 +67,12 @@ class Talker(Channel):
         """Send an EVENT or END once everything that the process has written by now is sent."""
         # One look at all pipes, and no fruitless read of those that are empty.
         ready = self.agent.poller.ready()
+        owed = False
         for tap in self.taps:
-            tap.owe(ready)
+            owed = tap.owe(ready) or owed
+        if kind == frames.END and not owed and not self._tidings:
+            self.over(payload)
+            return
         self._tidings.append((kind, payload))
         self.advance()
 
@@ -147,12 +151,17 @@ class Tap:
         """Send to `channel` from now on; with `None` drop what comes."""
         self._channel = channel
         self._owed = 0
-        self._watch()
+        if not self._watched:
+            self._watch()
 
-    def owe(self, ready: Container[int]) -> None:
-        """Note that what is in the pipe now must be sent before `settle` is true; `ready`: see `Poller`."""
+    def owe(self, ready: Container[int]) -> bool:
+        """Note that what is in the pipe now must be sent before `settle` is true; return whether there may be some.
+
+        `ready`: see `Poller.ready`.
+        """
         empty = self._fd < 0 or (self._watched and self._fd not in ready)
         self._owed = 0 if empty else self._capacity
+        return not empty
 
     def settle(self) -> bool:
         """Send what is owed, as far as credit goes; return whether none is left."""

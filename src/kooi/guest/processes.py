@@ -38,16 +38,12 @@ class Family:
         # Processes of another uid are hidden from an agent without capabilities by its own /proc.
         self._hidden = hidden
         self._known: Dict[int, Reaped] = {}
-        self._sweeps: List[_Sweep] = []
+        #: the trees that are being killed; while there are some `reap` must be called again soon, without a signal
+        self.sweeps: List[_Sweep] = []
         self._children = _open("/proc/thread-self/children")
         self._inner: Dict[int, int] = {}
         # What the file said the last time that all in it were known.
         self._calm: Optional[bytes] = None
-
-    @property
-    def sweeping(self) -> bool:
-        """Whether `reap` must be called again soon, without waiting for a signal."""
-        return bool(self._sweeps)
 
     def adopt(self, pid: int, reaped: Reaped) -> None:
         """Know `pid`, a new child; `reaped(status)` is called when it has ended."""
@@ -72,7 +68,7 @@ class Family:
             reaped = self._known.pop(pid, None)
             if reaped is not None:
                 reaped(status)
-        for sweep in list(self._sweeps):
+        for sweep in list(self.sweeps):
             self._carry_on(sweep)
 
     def _forget(self, pid: int) -> None:
@@ -88,7 +84,7 @@ class Family:
         for pid in fresh:
             send(pid, signal.SIGKILL, group=True)
         if not fresh or time.monotonic() > sweep.deadline:
-            self._sweeps.remove(sweep)
+            self.sweeps.remove(sweep)
             sweep.done()
 
     def kill(self, leader: int, done: Callable[[], None]) -> None:
@@ -97,7 +93,7 @@ class Family:
         `done()` is called once none of it is left, after the leader's own callback, or 2 s later.
         """
         spared = {pid for pid in self._strays() if _session(pid) != leader}
-        self._sweeps.append(_Sweep(leader, spared, done))
+        self.sweeps.append(_Sweep(leader, spared, done))
         send(leader, signal.SIGKILL, group=True)
 
     def kill_all(self) -> None:

@@ -186,7 +186,7 @@ def check_control(value: Dict[str, Any]) -> None:
 def check_open(value: Dict[str, Any]) -> None:
     """Check the host's OPEN."""
     op = value.get("op")
-    if op == "run" and _plain_run(value):
+    if op == "run" and len(value) == 5 and _plain_run(value):
         return
     rest = {key: each for key, each in value.items() if key != "op"}
     if op == "exec":
@@ -205,8 +205,7 @@ def _plain_run(value: Mapping[str, Any]) -> bool:
     """Return whether this is a run as most are; a short way, for a forked agent pays for every function it touches."""
     size = value.get("code_bytes")
     return (
-        len(value) == 5
-        and type(value.get("context")) is str
+        type(value.get("context")) is str
         and type(size) is int
         and 0 <= size <= _MAX_INT
         and type(value.get("stdin")) is bool
@@ -234,7 +233,7 @@ PLAIN_ENDS: Mapping[bytes, Mapping[str, Any]] = {
 
 def plain_run(fields: Mapping[str, Any]) -> Optional[bytes]:
     """Return the JSON of the OPEN of a run in the default context; None for what is not as plain as that."""
-    if fields["op"] != "run" or fields.get("context") != "" or not _plain_run(fields):
+    if fields.get("context") != "" or len(fields) != 4 or not _plain_run(fields):
         return None
     return _RUN % (fields["code_bytes"], b"true" if fields["stdin"] else b"false")
 
