@@ -53,6 +53,7 @@ class Context:
         self._taps = (Tap(agent, self._pipes.out, frames.OUT), Tap(agent, self._pipes.err, frames.ERR))
         if hatched is not None:
             self._take_over(hatched)
+            agent.family.expect(self._pid)
 
     # Runs
 

@@ -50,6 +50,11 @@ class Family:
         self._known[pid] = reaped
         self._calm = None
 
+    def expect(self, pid: int) -> None:
+        """Do ahead what `left` needs to look below a known child."""
+        if not self._hidden and pid > 0:
+            self._inner[pid] = _open(f"/proc/{pid}/task/{pid}/children")
+
     def disown(self, pid: int) -> None:
         """Know `pid` no more."""
         self._calm = None

@@ -55,7 +55,6 @@ class SpawnedBox:
                 self._group.peak_base = head["slot"]["peak_base"]
                 self._base = head["slot"]["base"]
             _settle(self._opened)
-        elif "confined" in head:
             _settle(self._confined)
         elif "failed" in head:
             self._finish(BoxEvent("failed", detail=head["failed"]))
