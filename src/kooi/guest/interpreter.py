@@ -33,6 +33,7 @@ TEXT_LIMIT = 64 * 1024
 _STUBBORN = 8
 _SOURCES_LIMIT = 4 * 1024 * 1024
 _WARMING = b"def f(x):\n    return [str(x)]\nprint(f(1))\n{}['warm']\n"
+_WARMING_RUN = b"print(end='')"
 
 
 def request(number: int, config: bytes, code_bytes: int, fed: int) -> bytes:
@@ -130,7 +131,8 @@ class Interpreter:
                 self._unanswered = 0
 
     def _warm(self) -> None:
-        """Take the page faults of a first run: compile, print into the void, format a traceback if that is loaded."""
+        """Take the page faults of a first run: do one that says nothing, then fail and print into the void."""
+        self._run(0, _WARMING_RUN, False)
         out, sys.stdout = sys.stdout, TextIOWrapper(BufferedWriter(FileIO("/dev/null", "w")), "utf-8")
         try:
             self._execute(_WARMING, "<warm>")
@@ -154,10 +156,6 @@ class Interpreter:
         head = heads[0]
         if len(head) != HEADER_BYTES:
             raise Gone
-        if head[:1] == b"W":
-            heads.clear()
-            self._warm()
-            return self._next()
         if head[1] == 1 and not self._bodies:
             receive_input()
         if not self._bodies:
@@ -171,6 +169,9 @@ class Interpreter:
         number = self._unanswered = int.from_bytes(head[2:6], "big")
         self._bodies = ()
         heads.clear()
+        if head[:1] == b"W":
+            self._warm()
+            return self._next()
         return number, code, head[1] > 0
 
     def _run(self, number: int, code: "Optional[bytes]", stdin: bool) -> None:
@@ -196,7 +197,8 @@ class Interpreter:
         if posix.getpid() != self._pid:
             self._leave(0)
         self._streams.flush()
-        self._say(said)
+        if number:
+            self._say(said)
         self._unanswered = 0
 
     def _execute(self, source: bytes, name: str) -> "Any":
