@@ -55,7 +55,7 @@ class Client:
         if self._configured or self._next_channel != 1:
             raise InvalidRequest("a guest is configured once, before its first call", key="env")
         value = {"env": dict(env), "cwd": cwd}
-        self._outbox.put(_encode(frames.CONFIG, 0, value, shapes.check_config, "env"))
+        self._outbox.put(frames.frame(frames.CONFIG, 0, _encode(value, shapes.check_config, "env")))
         self._configured = True
         self.loop.call_soon(self._flush)
 
@@ -89,26 +89,28 @@ class Client:
         channel = self._next_channel
         payload = shapes.plain_run(fields) if op == "run" else None
         if payload is not None:
-            opening, takes_input = frames.frame(frames.OPEN, channel, payload), fields["stdin"]
+            takes_input = fields["stdin"]
         else:
             request = {"op": op, **fields}
-            opening = _encode(frames.OPEN, channel, request, shapes.check_open, "fields")
+            payload = _encode(request, shapes.check_open, "fields")
             takes_input = shapes.takes_input(request)
         if not takes_input and len(body) != fields.get("code_bytes", 0):
             raise InvalidRequest(f"{op} takes no input beyond its code", key="body")
-        call = Call(self, channel, op, takes_input)
+        self._next_channel += 2
+        call = self._calls[channel] = Call(self, channel, op, takes_input)
         if op in _TALKERS:
             call._callbacks = {frames.OUT: on_out, frames.ERR: on_err}
         elif op == "file.read":
             call._callbacks = {frames.DATA: on_data}
         call._on_event = on_event
-        self._next_channel += 2
-        self._calls[channel] = call
         call._body_ended = end_input
         if end_input and len(body) <= _SMALL:
-            self._send_whole(call, opening, body)
+            # All of it in one piece.
+            call._credit.sendable -= len(body)
+            call._takes_input = False
+            self._send(frames.opening(channel, payload, body, takes_input))
         else:
-            self._outbox.put(opening)
+            self._outbox.put(frames.frame(frames.OPEN, channel, payload))
             call._feed(body)
             self._pump(call)
         return call
@@ -124,17 +126,6 @@ class Client:
         if self._error is None:
             self._outbox.put(data)
             self._flush()
-
-    def _send_whole(self, call: Call, opening: bytes, body: bytes) -> None:
-        """Send a call and all its input, which is small, in one piece."""
-        parts = [opening]
-        if body:
-            call._credit.sendable -= len(body)
-            parts += frames.header(frames.DATA, call._channel, len(body)), body
-        if call._takes_input:
-            call._takes_input = False
-            parts.append(frames.frame(frames.EOF, call._channel))
-        self._send(b"".join(parts))
 
     def _flush(self) -> None:
         if self._error is not None:
@@ -230,7 +221,10 @@ class Client:
         if call is None:
             raise FrameError(f"channel {channel} is not open")
         if kind in call._callbacks:
-            self._take_bytes(call, kind, payload)
+            call._credit.received(len(payload))
+            callback = call._callbacks[kind]
+            if callback is None or self._tell(call, callback, payload):
+                self._consumed(call, len(payload))
         elif kind == frames.EVENT:
             self._take_event(call, payload)
         elif kind == frames.END:
@@ -247,12 +241,6 @@ class Client:
         value = frames.loads(payload)
         shapes.check_hello(value)
         self._hello.set_result(value)
-
-    def _take_bytes(self, call: Call, kind: int, payload: bytes) -> None:
-        call._credit.received(len(payload))
-        callback = call._callbacks[kind]
-        if callback is None or self._tell(call, callback, payload):
-            self._consumed(call, len(payload))
 
     def _take_event(self, call: Call, payload: bytes) -> None:
         call._credit.received(len(payload))
@@ -315,10 +303,10 @@ def _scratch() -> memoryview:
     return found
 
 
-def _encode(kind: int, channel: int, value: dict[str, Any], check: Callable[[dict[str, Any]], None], key: str) -> bytes:
-    """Return a JSON frame of ours; raise `InvalidRequest` for what the guest would refuse."""
+def _encode(value: dict[str, Any], check: Callable[[dict[str, Any]], None], key: str) -> bytes:
+    """Return the JSON of a frame of ours; raise `InvalidRequest` for what the guest would refuse."""
     try:
         check(value)
-        return frames.json_frame(kind, channel, value)
+        return frames.json_payload(value)
     except FrameError as error:
         raise InvalidRequest(str(error), key=key) from None

@@ -90,14 +90,10 @@ class Capture:
             self._first = b""
         self._buffer.write(data)
 
-    @property
-    def exceeded(self) -> bool:
-        """Whether more arrived than was kept."""
-        return self.total > self.kept
-
     def finish(self) -> bytes:
         """Show what the decoder still holds and return all that was kept."""
-        self._show(b"", True)
+        if self._text is not None:
+            self._show(b"", True)
         return self._first if self._buffer is None else self._buffer.getvalue()
 
     def untap(self) -> None:

@@ -209,7 +209,7 @@ class _Run:
                 self.taps.event(RunEvent(kind, kept))
         except Exception as error:
             self._fail(error)
-        if capture.exceeded:
+        if capture.total > capture.kept:
             self._condemn("output_limit")
 
     def _on_event(self, event: Mapping[str, Any]) -> None:
@@ -304,6 +304,8 @@ class _Run:
         )
 
     def _finish_output(self, error: ErrorInfo | None, events: tuple[str, ...]) -> tuple[bytes, bytes]:
+        if self.taps is NO_TAPS:
+            return self.out.finish(), self.err.finish()
         try:
             kept = self.out.finish(), self.err.finish()
             self.taps.show_end(error, events)
