@@ -76,6 +76,7 @@ class Agent:
         self._last_opened = -1
         self._greeted = False
         self._blocked = False
+        self._unhurried = 0
         self._stalled: List[Callable[[], None]] = []
 
     # The loop
@@ -115,6 +116,7 @@ class Agent:
         self._outbox.clear()
         self._last_opened = -1
         self._greeted = False
+        self._unhurried = 0
 
     def serve(self) -> NoReturn:
         """Serve until the host goes; raise what ended it."""
@@ -124,7 +126,8 @@ class Agent:
             self._contexts[""].warm(self._greet)
         self.family.reap()
         while True:
-            if self._outbox.size or self._stalled or self._blocked:
+            if self._outbox.size > self._unhurried or self._stalled or self._blocked:
+                self._unhurried = 0
                 self._flush()
             self.poller.wait(_SWEEP_SECONDS if self.family.sweeps else -1)
             if self.family.sweeps:
@@ -223,6 +226,8 @@ class Agent:
         self._last_opened = number
         if not self._greeted:
             self._greet()
+            # The host asked before it heard of us: it hears of us with the first that comes of it.
+            self._unhurried = self._outbox.size
         channel = self._channels[number] = _OPS[fields["op"]](self, number, fields)
         channel.start()
 
@@ -234,6 +239,7 @@ class Agent:
 
     def emit(self, kind: int, number: int, view: memoryview) -> None:
         """Queue a frame with a payload that changes as soon as this returns."""
+        self._unhurried = 0  # a large one goes out at once, with what waits
         self._outbox.copy(frames.header(kind, number, len(view)), view)
 
     def crowded(self, resume: Callable[[], None]) -> bool:

@@ -307,16 +307,16 @@ class SpawnerHandle:
             self._want_write(False)
 
     def _readable(self) -> None:
-        while True:
-            try:
-                head, _body, _fds = messages.receive(self._socket)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                head = None
-            if head is None:
-                self._lost()
-                return
+        """Take one packet; the loop calls again for the next."""
+        try:
+            head, _body, _fds = messages.receive(self._socket)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            head = None
+        if head is None:
+            self._lost()
+        else:
             self._told(head)
 
     def _told(self, head: Mapping[str, Any]) -> None:
