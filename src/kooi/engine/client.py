@@ -87,13 +87,7 @@ class Client:
         if len(self._calls) >= frames.MAX_CHANNELS:
             raise InvalidRequest(f"{frames.MAX_CHANNELS} calls are open already", fix="wait for one to end")
         channel = self._next_channel
-        payload = shapes.plain_run(fields) if op == "run" else None
-        if payload is not None:
-            takes_input = fields["stdin"]
-        else:
-            request = {"op": op, **fields}
-            payload = _encode(request, shapes.check_open, "fields")
-            takes_input = shapes.takes_input(request)
+        payload, takes_input = _opening(op, fields)
         if not takes_input and len(body) != fields.get("code_bytes", 0):
             raise InvalidRequest(f"{op} takes no input beyond its code", key="body")
         self._next_channel += 2
@@ -301,6 +295,15 @@ def _scratch() -> memoryview:
     except AttributeError:
         found = _thread.scratch = memoryview(bytearray(frames.SCRATCH_BYTES))
     return found
+
+
+def _opening(op: str, fields: Mapping[str, Any]) -> tuple[bytes, bool]:
+    """Return the JSON of OPEN, and whether the call takes input."""
+    payload = shapes.plain_run(fields) if op == "run" else None
+    if payload is not None:
+        return payload, fields["stdin"]
+    request = {"op": op, **fields}
+    return _encode(request, shapes.check_open, "fields"), shapes.takes_input(request)
 
 
 def _encode(value: dict[str, Any], check: Callable[[dict[str, Any]], None], key: str) -> bytes:

@@ -187,16 +187,16 @@ class Agent:
 
     def _take(self, kind: int, number: int, view: memoryview) -> None:
         channel = self._channels.get(number)
-        if kind == frames.OPEN:
+        if channel is not None and kind == frames.DATA:
+            channel.credit.received(len(view))
+            channel.data(view)
+        elif kind == frames.OPEN:
             self._open(number, bytes(view))
         elif kind == frames.CONFIG:
             self._configure(frames.loads(bytes(view)))
         elif channel is None:
             if number % 2 == 0 or not self._last_opened - 2 * LATE_OPENS < number <= self._last_opened:
                 raise FrameError(f"channel {number} is not open")
-        elif kind == frames.DATA:
-            channel.credit.received(len(view))
-            channel.data(view)
         elif kind == frames.EOF:
             channel.eof()
         elif kind == frames.CREDIT:

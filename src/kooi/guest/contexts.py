@@ -60,7 +60,8 @@ class Context:
     def submit(self, run: Run) -> None:
         """Queue a run."""
         self._waiting.append(run)
-        self.wake()
+        if not run.code_left or run.code_bytes > _IN_MEMORY:
+            self.wake()  # else its code does so, when it is here
 
     def wake(self) -> None:
         """Start the next run if the interpreter is free and enough of the code is here."""
