@@ -135,6 +135,9 @@ class Client:
         elif done and self._writing:
             self._writing = False
             self.loop.remove_writer(self._stream.write_fd)
+            if self._feeding:
+                # A call that waits for nothing but room hears of it from nobody else.
+                self.loop.call_soon(self._writable)
 
     def _deaf(self) -> None:
         """The guest reads no more. What it still says counts, so the end of the stream decides, not this."""
