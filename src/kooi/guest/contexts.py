@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _IN_MEMORY = frames.WINDOW // 2
 _BACKLOG = 8
-_READ = 64 * 1024
+_READ = 8 * 1024
 
 
 class Context:
@@ -54,13 +54,15 @@ class Context:
         self._taps = (Tap(agent, self._pipes.out, frames.OUT), Tap(agent, self._pipes.err, frames.ERR))
         if hatched is not None:
             self._take_over(hatched)
+            agent.family.expect(self._pid)
 
     # Runs
 
     def submit(self, run: Run) -> None:
         """Queue a run."""
         self._waiting.append(run)
-        self.wake()
+        if not run.code_left or run.code_bytes > _IN_MEMORY:
+            self.wake()  # else its code does so, when it is here
 
     def wake(self) -> None:
         """Start the next run if the interpreter is free and enough of the code is here."""
@@ -79,7 +81,7 @@ class Context:
         run.taps = self._taps
         reader = -1
         try:
-            reader = run.open_input()
+            reader = run.open_input() if run.wants_input else -1
             if in_memory:
                 self._launch(reader, (self._count, b"".join(run.held), reader >= 0))
                 self._agent.consumed(run, run.code_bytes)
@@ -105,8 +107,8 @@ class Context:
             self._send(head)
             send_descriptor(self._control, reader)
             head = b""
-        code = b"".join(run.held)
-        self._send(b"".join((head, config, code)), run, len(code))
+        code = run.held[0] if len(run.held) == 1 else b"".join(run.held)
+        self._send(head + config + code, run, len(code))
 
     def _send(self, data: bytes, run: Optional[Run] = None, credited: int = 0) -> None:
         """Write to the interpreter, by a feed if it does not take all. The last `credited` bytes are the host's."""

@@ -31,8 +31,10 @@ def send(connection: socket.socket, head: Mapping[str, Any], body: bytes = b"", 
 def receive_packet(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Receive one packet as it is, and its descriptors (close-on-exec); empty at the end of the stream."""
     received = array.array("i")
+    # Room for the largest would be mapped and given back for each, which costs more than to ask for its size.
+    size = min(connection.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC), MAX_MESSAGE)
     data, ancillary, _flags, _address = connection.recvmsg(
-        MAX_MESSAGE, socket.CMSG_SPACE(_MAX_FDS * received.itemsize), socket.MSG_CMSG_CLOEXEC
+        max(size, 1), socket.CMSG_SPACE(_MAX_FDS * received.itemsize), socket.MSG_CMSG_CLOEXEC
     )
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

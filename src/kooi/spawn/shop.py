@@ -276,8 +276,6 @@ class Shop:
         finally:
             os.close(request.stream)
         self._loop.watch(entry.control.fileno(), lambda: self._hear(entry))
-        slot = entry.slot.describe() if entry.slot is not None else None
-        self._loop.tell_host({"box": request.box, "opened": entry.pid, "slot": slot})
 
     def _hear(self, entry: Entry) -> None:
         """A blank says only why it could not become a box; that it could is the end of its control socket."""
@@ -287,7 +285,9 @@ class Shop:
             self._loop.tell_host({"box": entry.box, "failed": said})
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
         else:
-            self._loop.tell_host({"box": entry.box, "confined": True})
+            # Not said before: the host would be woken to hear it while the box is on its way.
+            slot = entry.slot.describe() if entry.slot is not None else None
+            self._loop.tell_host({"box": entry.box, "opened": entry.pid, "slot": slot, "confined": True})
 
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)
