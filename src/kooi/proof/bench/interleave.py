@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kooi.contract.errors import KooiError
 from kooi.proof.bench.machine import wait_until_idle
-from kooi.proof.bench.results import Results
+from kooi.proof.bench.results import Results, Samples
 
 WARM_UPS = 2
 GATE_EVERY = 50
@@ -19,7 +19,7 @@ class Measure:
     """One thing to measure: `once` returns the seconds of its parts by name, and is called `rounds` times."""
 
     name: str
-    once: Callable[[], Awaitable[Mapping[str, float]]]
+    once: Callable[[], Awaitable[Samples]]
     rounds: int
     begin: Callable[[], Awaitable[None]] | None = None
     end: Callable[[], Awaitable[None]] | None = None
