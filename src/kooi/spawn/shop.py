@@ -23,6 +23,8 @@ from kooi.spawn.watchdog import Watchdog
 _MAKING = 8
 _FAILURES = 3
 _REFILL_SECONDS = 0.004
+# It is put off only while more than such a part of the stock is left: who asks without a pause must not run dry.
+_PATIENCE = 4
 _RETRY_SECONDS = 0.05
 _WORDS_BYTES = 2000
 
@@ -157,11 +159,12 @@ class Shop:
                 return
 
     def _refill_soon(self, cell: Cell) -> None:
-        """Refill in a moment: making a blank takes a CPU from the box that is just starting, or from what follows."""
+        """Refill in a moment: making a blank takes a CPU from the box that is just starting or ending."""
         if cell.waiting:
             self._refill(cell)
-        elif not cell.ended:
-            self._later.setdefault(cell, time.monotonic() + _REFILL_SECONDS)
+        elif not cell.ended and (cell not in self._later or _PATIENCE * len(cell.ready) > self._ahead):
+            # While there is stock for more it waits until nothing has happened for that long.
+            self._later[cell] = time.monotonic() + _REFILL_SECONDS
 
     def _make_blank(self, cell: Cell) -> bool:
         pair = cell.ids.take() if cell.ids is not None else None
@@ -274,6 +277,7 @@ class Shop:
                 with contextlib.suppress(OSError, KooiError):
                     entry.slot.group.strike()
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            self._refill_soon(entry.cell)
             return
         for cell in self._cells.living():
             for request in list(cell.waiting):
@@ -312,10 +316,11 @@ class Shop:
                 self._blank_failed(cell, said)
         else:
             final = entry.slot.final() if entry.slot is not None else self.watchdog.remove(entry)
+            # First of all: what is given back now is only ours, and no request finds it before this is done.
+            self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
             self._discard(entry)
             del self._boxes[entry.box]
             cell.boxes.discard(entry)
-            self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
         self._refill_soon(cell)
         self._cells.retire(cell)
 
