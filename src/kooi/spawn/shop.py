@@ -27,6 +27,8 @@ _FAILURES = 3
 _REFILL_SECONDS = 0.004
 # The same for a box that has yet to execute its interpreter.
 _EXECUTING_SECONDS = 0.012
+# It is put off only while more than such a part of the stock is left: who asks without a pause must not run dry.
+_PATIENCE = 4
 _RETRY_SECONDS = 0.05
 _WORDS_BYTES = 2000
 
@@ -166,11 +168,12 @@ class Shop:
         return min(FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
 
     def _refill_soon(self, cell: Cell) -> None:
-        """Refill in a moment: making a blank takes a CPU from the box that is just starting, or from what follows."""
+        """Refill in a moment: making a blank takes a CPU from the box that is just starting or ending."""
         if cell.waiting:
             self._refill(cell)
-        elif not cell.ended:
-            self._later.setdefault(cell, time.monotonic() + _REFILL_SECONDS)
+        elif not cell.ended and (cell not in self._later or _PATIENCE * len(cell.ready) > self._ahead):
+            # While there is stock for more it waits until nothing has happened for that long.
+            self._later[cell] = time.monotonic() + _REFILL_SECONDS
 
     def _make_blank(self, cell: Cell) -> bool:
         pair = cell.ids.take() if cell.ids is not None else None
@@ -297,6 +300,7 @@ class Shop:
                 with contextlib.suppress(OSError, KooiError):
                     entry.slot.group.strike()
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            self._refill_soon(entry.cell)
             return
         for cell in self._cells.living():
             for request in list(cell.waiting):
@@ -335,10 +339,11 @@ class Shop:
                 self._blank_failed(cell, said)
         else:
             final = entry.slot.final() if entry.slot is not None else self.watchdog.remove(entry)
+            # First of all: what is given back now is only ours, and no request finds it before this is done.
+            self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
             self._discard(entry)
             del self._boxes[entry.box]
             cell.boxes.discard(entry)
-            self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
         self._refill_soon(cell)
         self._cells.retire(cell)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from kooi.proof.bench.results import Results, Samples
 
 WARM_UPS = 2
 GATE_EVERY = 50
+REST_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ async def _begun(measure: Measure, results: Results) -> bool:
 
 
 async def _once(measure: Measure, into: Results | None, results: Results) -> bool:
+    # What the measure before set going (blanks being made, memory given back) is not this one's.
+    await asyncio.sleep(REST_SECONDS)
     try:
         samples = await measure.once()
     except (KooiError, OSError) as error:
