@@ -66,7 +66,7 @@ class Store:
         monkeypatch.setattr(shop.process, "signal_pidfd", lambda pidfd, number: True)
 
     def open(self, box: int) -> None:
-        head = {"box": box, "memory": None, "processes": None, "cell": "key"}
+        head = {"box": box, "memory": None, "processes": None, "cell": "key", "fresh": False}
         self.shop.handle("open", head, b"{}", [os.open("/dev/null", os.O_RDONLY)])
 
     def kill(self, box: int) -> None:
