@@ -23,7 +23,7 @@ from kooi.images.furnish import furnish
 from kooi.linux import caps, landlock, process, rlimits, seccomp
 
 _ARCHIVE, _WORDS = 0, 1
-_MEMORY_BYTES = 2 << 30
+_MEMORY_BYTES = 1 << 30
 _CPU_SECONDS = 1800
 # To undo in the parser what Python's own codecs would import later.
 _CODECS = ("utf-8", "ascii", "latin-1", "idna", "iso8859-1")

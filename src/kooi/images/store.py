@@ -147,7 +147,8 @@ class Store:
             checked_name(name)
         meta = describe(digest_of(entries), sum(entry.size for entry in entries))
         os.chmod(tree, 0o755)
-        _to_disk(tree, everything=True)
+        if not self.tree(meta.digest).is_dir():
+            _to_disk(tree, everything=True)
         with self._alone():
             if self.tree(meta.digest).is_dir():
                 meta = self.meta(meta.digest)
