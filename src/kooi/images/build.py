@@ -61,7 +61,7 @@ DEFINITIONS: Mapping[str, Definition] = {
     "data": Definition(
         pip=("numpy", "pandas", "scipy", "scikit-learn", "matplotlib", "pillow", "openpyxl", "pyarrow", "duckdb",
              "requests", "ipython"),
-        warm=("numpy", "pandas", "matplotlib"),
+        warm=("numpy", "pandas"),
         about="numpy, pandas, scipy, scikit-learn, matplotlib, pillow, openpyxl, pyarrow, duckdb, requests, IPython",
     ),
 }  # fmt: skip
@@ -147,8 +147,14 @@ def _wait(child: subprocess.Popen[bytes]) -> None:
 def finish(
     store: Store, tree: Path, name: str | None, warm: tuple[str, ...], definition: Mapping[str, object], phases: Phases
 ) -> Meta:
-    """Scan a tree that is complete, find out what is in it, and put it into the store."""
+    """Scan a tree that is complete, find out what is in it, and put it into the store.
+
+    Without `warm` it is the set that the tree itself says, if any: as a part of the tree it goes where that goes.
+    """
     python = inside.find_python(tree)
+    if warm:
+        inside.write_warm(tree, warm)
+    warm = inside.read_warm(tree)
     entries = counted_scan(tree, phases, settle=True)
     describe = functools.partial(_describe, tree, python, len(entries), warm, definition)
     with phases(1, "store") as phase:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kooi.contract.errors import InvalidRequest
+from kooi.contract.spec import MAX_PRELOAD, MODULE_NAME
 from kooi.images.tree import resolve
 
 OLDEST = (3, 8)  # the guest's own floor
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/conda/bin", "/opt/python/bin", "/opt/venv/bin")
 _NAME = re.compile(r"python(3)\.([0-9]{1,3})")
+_WARM = "etc/kooi.json"
+_MOST_BYTES = 1 << 16
 _DIST = re.compile(r"(.+?)-([^-]+)\.dist-info")
 
 
@@ -81,6 +87,30 @@ def _folder(root: Path, path: str) -> Path | None:
     inside = resolve(root, path)
     place = None if inside is None else root / inside[1:]
     return place if place is not None and place.is_dir() else None
+
+
+def write_warm(tree: Path, warm: Sequence[str]) -> None:
+    """Say in a tree which modules its zygotes import besides the standard library's."""
+    place = tree / _WARM
+    place.unlink(missing_ok=True)
+    with open(place, "x") as file:
+        json.dump({"warm": list(warm)}, file)
+
+
+def read_warm(tree: Path) -> tuple[str, ...]:
+    """Return the modules that a tree says its zygotes are to import; raise `InvalidRequest` for what are none."""
+    place = tree / _WARM
+    if resolve(tree, f"/{_WARM}") is None:
+        return ()
+    try:
+        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            warm = json.loads(file.read(_MOST_BYTES))["warm"]
+        fine = len(warm) <= MAX_PRELOAD and all(re.fullmatch(MODULE_NAME, name) for name in warm)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidRequest(f"/{_WARM} in the image cannot be read: {error}", key="image")
+    if not fine:
+        raise InvalidRequest(f"/{_WARM} in the image does not list modules", key="image")
+    return tuple(warm)
 
 
 def canonical(name: str) -> str:

@@ -31,6 +31,7 @@ _CELL_ENV = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
     "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
 }
