@@ -20,7 +20,7 @@ from typing import Protocol
 from kooi.contract.errors import SetupFailed, Unsupported
 from kooi.images import apt, inside, packages
 from kooi.images.interpreter import Base, add_interpreter, find_base
-from kooi.images.meta import Meta
+from kooi.images.meta import Meta, checked_name
 from kooi.images.root import Root, add_system
 from kooi.images.store import Store
 from kooi.images.tree import Entry, scan
@@ -80,6 +80,7 @@ def silent(total: int | None, label: str) -> Iterator[Stepper]:
 
 def build(store: Store, name: str, definition: Definition, phases: Phases = silent) -> Meta:
     """Build an image and give it a name. Raises `InvalidRequest`, `SetupFailed`, `Unsupported`; leaves nothing then."""
+    checked_name(name)
     if not sys.platform.startswith("linux"):
         raise Unsupported("an image is built from a Linux host", key="image", fix="build it there and import it here")
     base = find_base()
