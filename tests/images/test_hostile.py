@@ -238,8 +238,8 @@ def oci(*layers: bytes, change: Callable[[dict[str, bytes]], None] = lambda _: N
 
 def test_layers_replace_and_take_away(store: Store) -> None:
     second = [
-        file("usr/text", "second"), file("usr/.wh.gone"), folder("usr/d"), file("usr/d/.wh..wh..opq"), file("usr/d/new"),
-        file("usr/f2", "was a folder"), folder("usr/l"), file("usr/l/x"),
+        file("usr/text", "second"), file("usr/.wh.gone"), folder("usr/d"), file("usr/d/.wh..wh..opq"),
+        file("usr/d/new"), file("usr/f2", "was a folder"), folder("usr/l"), file("usr/l/x"),
     ]  # fmt: skip
     first = [*HONEST, file("usr/gone"), file("usr/d/old"), file("usr/f2/x"), link("usr/l", "/etc")]
     tree = taken(store, oci(tar(first, "gz"), tar(second)))

@@ -27,7 +27,8 @@ LEVELS = ("jail", "process")
 # What `pip freeze` reads, without pip: names and versions of every distribution in sight.
 FREEZE = """
 import importlib.metadata as m, re, json
-print(json.dumps(sorted({re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower() + "==" + d.version for d in m.distributions()})))
+found = ((d.metadata["Name"], d.version) for d in m.distributions())
+print(json.dumps(sorted({re.sub(r"[-_.]+", "-", name).lower() + "==" + version for name, version in found})))
 """
 
 

@@ -36,7 +36,7 @@ def spec_of(args: argparse.Namespace) -> Spec:
         spec = settings.load_settings().spec or Spec()
         if args.level:
             spec = settings.load_spec({**spec.to_mapping(), "level": args.level})
-    if args.image is not None:
+    if getattr(args, "image", None) is not None:
         spec = replace(spec, image=args.image)
     if getattr(args, "fresh", False):
         spec = replace(spec, fresh=True)

@@ -7,7 +7,7 @@ examples:
   kooi image build data                         numpy, pandas, scipy, matplotlib and more beside it
   kooi image build mine --pip requests --pip 'rich>=13' --apt git
   kooi image import debian ./rootfs.tar         also a folder, an OCI archive, docker:TAG
-  kooi image list
+  kooi image list --json
   kooi image show data                          everything about it; its tree is read again and checked
   kooi image export data data.oci               or .tar .ext4 .erofs
   kooi run --image data -c 'import pandas; print(pandas.__version__)'
