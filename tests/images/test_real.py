@@ -24,12 +24,6 @@ from kooi.images.view import Images, image_view
 from tests import levels
 
 LEVELS = ("jail", "process")
-# What `pip freeze` reads, without pip: names and versions of every distribution in sight.
-FREEZE = """
-import importlib.metadata as m, re, json
-found = ((d.metadata["Name"], d.version) for d in m.distributions())
-print(json.dumps(sorted({re.sub(r"[-_.]+", "-", name).lower() + "==" + version for name, version in found})))
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -127,4 +127,4 @@ def packages(root: Path, python: Python) -> tuple[str, ...]:
             match = _DIST.fullmatch(each.name)
             if match is not None:
                 found.setdefault(canonical(match[1]), match[2])
-    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+    return tuple(sorted(f"{name}=={version}" for name, version in found.items()))

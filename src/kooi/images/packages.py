@@ -1,5 +1,7 @@
 """Python packages, put into a tree by the host's own pip: wheels, without running anything that is in them.
 
+pip's own option to take only wheels does not hold for a path, an address or a repository, so where the kernel has
+Landlock pip cannot execute any program either, and building starts with that.
 What pip leaves is made the same on every host: programs start with the image's interpreter, and the lists of files are
 brought up to date. Byte code is compiled last (`precompile`), not by pip, whose own depends on times.
 """
@@ -20,10 +22,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kooi.contract.errors import InvalidRequest, SetupFailed
+from kooi.linux import landlock
 
 _WORDS = re.compile(r"(Collecting|Downloading|Using cached|Installing collected packages|Building wheel)")
 _LAUNCHER = b"#!/bin/sh\n'''exec' "
 _LAST_LINES = 12
+_SOURCE = str(Path(__file__).resolve().parents[2])
+# The working directory is no place to find pip in.
+_BOOT = """import sys
+sys.path[:] = [{source!r}, *filter(None, sys.path)]
+from kooi.images.packages import forbid_execution
+{first}
+del sys.path[0]
+import runpy
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 _SCRIPTS = "/usr/local/bin"
 _FIX_PIP = "install pip for it: `python3 -m ensurepip`, or as root `apt-get install python3-pip`"
 _FIX_WHEEL = "name versions that have a wheel, or allow what pip builds here, on the host, with --allow-source"
@@ -52,6 +66,7 @@ def install(
             *([] if source else ["--only-binary", ":all:"]), *asked,
         ],
         say,
+        source,
     )  # fmt: skip
     bin_inside = tree / _SCRIPTS[1:]
     bin_inside.mkdir(parents=True, exist_ok=True)
@@ -66,12 +81,22 @@ def install(
         _update(record, place, tree, packages)
 
 
-def _run_pip(arguments: Sequence[str], say: Callable[[str], None]) -> None:
+def forbid_execution() -> None:
+    """Bind this process: it executes nothing any more. Without Landlock this does nothing."""
+    clauses = [name for name in ("files", "rename", "truncate") if landlock.CLAUSES[name][0] <= landlock.abi()]
+    if clauses:
+        with landlock.Ruleset(clauses) as ruleset:
+            ruleset.allow("/", "read", "write", "device")
+            ruleset.restrict_self()
+
+
+def _run_pip(arguments: Sequence[str], say: Callable[[str], None], source: bool) -> None:
     if importlib.util.find_spec("pip") is None:
         raise SetupFailed(f"{sys.executable} has no pip to install packages with", key="pip", fix=_FIX_PIP)
     last: list[str] = []
+    boot = _BOOT.format(source=_SOURCE, first="" if source else "forbid_execution()")
     with subprocess.Popen(
-        [sys.executable, "-m", "pip", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [sys.executable, "-c", boot, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace",
     ) as pip:  # fmt: skip
         assert pip.stdout is not None
@@ -81,8 +106,8 @@ def _run_pip(arguments: Sequence[str], say: Callable[[str], None]) -> None:
                 say(line)
     if pip.returncode:
         told = "\n".join(line for line in last if line.startswith("ERROR")) or "\n".join(last)
-        missing = "No matching distribution" in told
-        fix = _FIX_WHEEL if missing and "--only-binary" in arguments else None
+        unbuilt = "No matching distribution" in told or "Permission denied" in told
+        fix = _FIX_WHEEL if unbuilt and not source else None
         raise InvalidRequest(f"pip could not install that: {told}", key="pip", fix=fix)
 
 
