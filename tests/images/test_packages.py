@@ -148,7 +148,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 frame = pd.DataFrame({"x": np.arange(50.0), "y": np.arange(50.0) * 2 + 1})
 frame.to_parquet("f.parquet"); frame.to_excel("f.xlsx", index=False)
-assert pd.read_excel("f.xlsx").equals(pd.read_parquet("f.parquet"))
+assert pd.read_excel("f.xlsx").astype(float).equals(pd.read_parquet("f.parquet"))
 model = sklearn.linear_model.LinearRegression().fit(frame[["x"]], frame.y)
 plt.plot(frame.x, frame.y); plt.savefig("f.png")
 print(round(float(model.coef_[0]), 6), duckdb.sql("select sum(y) from 'f.parquet'").fetchone()[0],
