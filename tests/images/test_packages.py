@@ -151,7 +151,7 @@ frame.to_parquet("f.parquet"); frame.to_excel("f.xlsx", index=False)
 assert pd.read_excel("f.xlsx").astype(float).equals(pd.read_parquet("f.parquet"))
 model = sklearn.linear_model.LinearRegression().fit(frame[["x"]], frame.y)
 plt.plot(frame.x, frame.y); plt.savefig("f.png")
-print(round(float(model.coef_[0]), 6), duckdb.sql("select sum(y) from 'f.parquet'").fetchone()[0],
+print(round(float(model.coef_[0]), 6), duckdb.sql("select sum(y) from 'f.parquet'").fetchall()[0][0],
       round(float(scipy.stats.pearsonr(frame.x, frame.y)[0]), 6), PIL.Image.open("f.png").format)
 """
     for level in LEVELS:
