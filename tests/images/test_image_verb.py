@@ -11,6 +11,8 @@ import pytest
 from kooi.doors.cli import main as door
 from kooi.images.meta import Meta
 from kooi.images.store import Store
+from tests import levels
+from tests.images.conftest import little
 
 
 @pytest.fixture
@@ -34,6 +36,8 @@ def test_from_nothing_to_nothing(own: Store, shelf: Store, python: Meta, tmp_pat
     tree = str(shelf.tree(python.digest))
     made = said(capsys, "import", "mine", tree, "--warm", "json")
     assert made["name"] == "mine" and made["warm"] == ["json"] and made["digest"] != python.digest
+    assert made["starts"].keys() == {"process", "jail"}
+    assert all(made["starts"][level] is None for level in made["starts"] if levels.found()[level].ok)
     again = said(capsys, "import", "plain", tree)
     assert again["digest"] == python.digest
     listed = said(capsys, "list")
@@ -46,6 +50,12 @@ def test_from_nothing_to_nothing(own: Store, shelf: Store, python: Meta, tmp_pat
     for words in (["list"], ["show", "mine"], ["prune"], ["remove", "mine"], ["list"]):
         assert door.main(["image", *words]) == 0
     assert made["digest"] in capsys.readouterr().out
+
+
+def test_an_image_that_does_not_start_is_told_at_once(own: Store, tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    made = said(capsys, "import", "dead", str(little(tmp_path / "tree")))
+    assert all(made["starts"].values()), made
 
 
 @pytest.mark.parametrize(
@@ -87,8 +97,6 @@ def test_a_changed_tree_is_told(own: Store, shelf: Store, python: Meta, capsys: 
 
 
 def test_run_takes_an_image(of_user: Store, python: Meta, capfd: pytest.CaptureFixture[str]) -> None:
-    from tests import levels
-
     levels.need("process")
     words = ["run", "--level", "process", "-c", "import sys; print(sys.executable)"]
     assert door.main([*words, "--image", "python"]) == 0

@@ -142,8 +142,9 @@ def _spawned_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:
     if limits.files is not None:
         found.append(Clause("files", "counted in its home only", "none"))
     hidden = "pid namespace and a /proc of its own" if facts.proc_in_userns else "nothing: /proc is the host's"
+    files = "every file of the user can be read and written" if spec.image is None else "its root is the image, no more"
     found += [
-        Clause("host_files", "nothing: every file of the user can be read and written", "none"),
+        Clause("host_files", f"nothing: {files}", "none"),
         Clause("network", "network namespace without a device but its own loopback", "kernel"),
         Clause("environment", "built from nothing", "kernel"),
         Clause("processes_hidden", hidden, "kernel" if facts.proc_in_userns else "none"),

@@ -80,16 +80,41 @@ def _folder(path: Path) -> Iterator[int]:
 
 
 def _write(path: Path, writing: int, failed: list[Exception]) -> None:
-    def chosen(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        top, _, below = member.name.partition("/")
-        return None if below and top in _LEFT_OUT else member
-
     try:
         with open(writing, "wb") as pipe, tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            for name in sorted(os.listdir(path)):
-                tar.add(path / name, name, filter=chosen)
+            for folder, folders, files, fd in os.fwalk(path, onerror=_raise):
+                below = os.path.relpath(folder, path)
+                if below == ".":
+                    folders[:] = [name for name in folders if name not in _LEFT_OUT]
+                for name in sorted([*folders, *files]):
+                    _add(tar, name if below == "." else f"{below}/{name}", name, fd)
+                folders.sort()
     except Exception as error:  # told by the thread that waits
         failed.append(error)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _add(tar: tarfile.TarFile, inside: str, name: str, folder: int) -> None:
+    """Add what is at `name` in an open folder. Somebody may be changing it, so no link is followed."""
+    about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    member = tarfile.TarInfo(inside)
+    member.mode = stat.S_IMODE(about.st_mode)
+    if stat.S_ISDIR(about.st_mode):
+        member.type = tarfile.DIRTYPE
+        tar.addfile(member)
+    elif stat.S_ISLNK(about.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
+        tar.addfile(member)
+    elif stat.S_ISREG(about.st_mode):
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        with open(fd, "rb") as file:
+            member.size = os.fstat(fd).st_size
+            tar.addfile(member, file)
+    else:
+        raise InvalidRequest(f"{inside} is a device, a pipe or a socket, which an image does not have", key="source")
 
 
 @contextmanager

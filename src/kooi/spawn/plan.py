@@ -265,7 +265,11 @@ def plan_process_image(spec: Spec, facts: HostFacts, view: View) -> Plan:
     limits = spec.limits
     steps: tuple[Step, ...] = (
         ("quota", {"size_bytes": limits.disk_bytes, "files": limits.files}),
-        ("rlimits", _rlimits(spec, facts, facts.euid != 0) | {"data_bytes": limits.memory_bytes}),
+        (
+            "rlimits",
+            _rlimits(spec, facts, facts.euid != 0)
+            | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes},
+        ),
         ("capabilities", {"keep": ()}),
     )
     return Plan(cell, BoxPlan(steps, spec.fresh, HOME, limits.memory_bytes, _with_agent(limits.processes)))

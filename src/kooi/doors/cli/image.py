@@ -16,15 +16,21 @@ examples:
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from kooi.contract.errors import KooiError
 from kooi.doors.cli import show
 from kooi.doors.cli.main import FINE
+from kooi.engine import registry
 from kooi.images import build, export, take
 from kooi.images.meta import Meta
 from kooi.images.store import Store
+from kooi.sandbox import AsyncSandbox
+
+_LEVELS = ("process", "jail")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -103,10 +109,32 @@ def _import(store: Store, args: argparse.Namespace) -> None:
 
 def _made(args: argparse.Namespace, meta: Meta) -> None:
     if args.json:
-        show.print_json({"name": args.name, **_plain(meta)})
+        show.print_json({"name": args.name, **_plain(meta), "starts": _tried(meta)})
         return
     show.note(f"{args.name} is {meta.digest}", "good")
     show.note(f"Python {meta.version}, {len(meta.packages)} packages, {_size(meta.size_bytes)}")
+    for level, problem in _tried(meta).items():
+        show.note(f"{level}: {problem or 'it starts'}", "doubt" if problem else "good")
+
+
+def _tried(meta: Meta) -> dict[str, str | None]:
+    """Return, by level that takes an image, why a sandbox with this one does not start; None if it does."""
+    return asyncio.run(_try(meta.digest))
+
+
+async def _try(digest: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    try:
+        for level in _LEVELS:
+            try:
+                async with AsyncSandbox(level=level, image=digest) as box:
+                    result = await box.run("1")
+                found[level] = None if result.ok else f"a run ended with {result.status}"
+            except KooiError as error:
+                found[level] = str(error)
+    finally:
+        await registry.close_all()
+    return found
 
 
 def _list(store: Store, args: argparse.Namespace) -> None:
