@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kooi.engine import registry
 from kooi.images import build
 from kooi.images.meta import Meta
 from kooi.images.store import Store
@@ -38,7 +40,9 @@ def of_user(shelf: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     config.write_text(f'[settings]\ndata_dir = "{shelf.folder.parent}"\n')
     config.chmod(0o600)
     monkeypatch.setenv("KOOI_CONFIG", str(config))
+    asyncio.run(registry.close_all())  # the levels of this process may know another store
     yield shelf
+    asyncio.run(registry.close_all())
 
 
 def little(folder: Path, text: str = "x") -> Path:

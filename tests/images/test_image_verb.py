@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kooi.doors.cli import main as door
+from kooi.engine import registry
 from kooi.images.meta import Meta
 from kooi.images.store import Store
 from tests import levels
@@ -16,13 +19,15 @@ from tests.images.conftest import little
 
 
 @pytest.fixture
-def own(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+def own(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
     """Make an empty store the one that the command uses."""
     config = tmp_path / "kooi.toml"
     config.write_text(f'[settings]\ndata_dir = "{store.folder.parent}"\n')
     config.chmod(0o600)
     monkeypatch.setenv("KOOI_CONFIG", str(config))
-    return store
+    asyncio.run(registry.close_all())
+    yield store
+    asyncio.run(registry.close_all())
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
@@ -37,7 +42,7 @@ def test_from_nothing_to_nothing(own: Store, shelf: Store, python: Meta, tmp_pat
     made = said(capsys, "import", "mine", tree, "--warm", "json")
     assert made["name"] == "mine" and made["warm"] == ["json"] and made["digest"] != python.digest
     assert made["starts"].keys() == {"process", "jail"}
-    assert all(made["starts"][level] is None for level in made["starts"] if levels.found()[level].ok)
+    assert {level: None for level in made["starts"] if levels.found()[level].ok}.items() <= made["starts"].items()
     again = said(capsys, "import", "plain", tree)
     assert again["digest"] == python.digest
     listed = said(capsys, "list")

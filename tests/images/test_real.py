@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +23,6 @@ from kooi.images.view import Images, image_view
 from tests import levels
 
 LEVELS = ("jail", "process")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def closed() -> Iterator[None]:
-    """End what the levels of this process keep, so that they hold no image of these tests any more."""
-    yield
-    import asyncio
-
-    from kooi.engine import registry
-
-    asyncio.run(registry.close_all())
 
 
 def test_the_same_host_gives_the_same_digest(store: Store, python: Meta) -> None:

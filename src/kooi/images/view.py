@@ -45,8 +45,8 @@ class Images:
         return image_view(store.tree(digest), meta, preload)
 
     def release(self) -> None:
-        """Let go of every image: nothing that uses one is alive any more."""
-        held, self._held = self._held, {}
+        """Let go of every image: nothing that uses one is alive any more. The settings are read anew after this."""
+        held, self._held, self._store = self._held, {}, None
         for fd in held.values():
             os.close(fd)
 
