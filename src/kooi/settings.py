@@ -27,7 +27,7 @@ from kooi.contract.spec import Spec, level_within
 
 MAX_CONFIG_BYTES = 1 * MIB
 SETTINGS_KEYS = (
-    "state_dir", "run_dir", "uid_base", "uid_count", "pool_size", "pool_memory_bytes", "blanks_ready",
+    "state_dir", "run_dir", "data_dir", "uid_base", "uid_count", "pool_size", "pool_memory_bytes", "blanks_ready",
 )  # fmt: skip
 SUBID_FILES = (Path("/etc/subuid"), Path("/etc/subgid"))
 UID_BASE = 1_879_048_192  # just above what systemd gives to containers
@@ -44,7 +44,8 @@ _HIGHEST_UID = 2**31 - 1  # beyond it some software reads a negative number
 class Settings:
     """The operator's settings. `config_file` is where they came from, None if there was no file.
 
-    `state_dir` outlives a reboot, `run_dir` does not; make them with `private_dir`. `uid_base` and `uid_count` are the
+    `state_dir` outlives a reboot, `run_dir` does not, `data_dir` (None: `state_dir`) holds the images; make them with
+    `private_dir`. `uid_base` and `uid_count` are the
     ids that boxes get as root. `pool_size`: ready boxes kept, 0 is no pool, within `pool_memory_bytes`. `blanks_ready`:
     blanks a zygote keeps. `spec`: that of the configuration file, None if it has none. `levels_must_work`: levels whose
     absence is an error and no reason to skip a test; "all" means every one, see `must_work`.
@@ -52,6 +53,7 @@ class Settings:
 
     state_dir: Path
     run_dir: Path
+    data_dir: Path | None = None
     config_file: Path | None = None
     uid_base: int = UID_BASE
     uid_count: int = UID_COUNT
@@ -62,7 +64,9 @@ class Settings:
     levels_must_work: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("state_dir", "run_dir"):
+        if self.data_dir is None:
+            object.__setattr__(self, "data_dir", self.state_dir)
+        for name in ("state_dir", "run_dir", "data_dir"):
             object.__setattr__(self, name, _absolute(f"settings.{name}", getattr(self, name)))
         checks.whole("settings.uid_base", self.uid_base, _LOWEST_UID, _HIGHEST_UID)
         checks.whole("settings.uid_count", self.uid_count, 2, _HIGHEST_UID + 1 - self.uid_base)
@@ -105,6 +109,7 @@ def load_settings(
         given = _settings_table(document)
         given["state_dir"] = _absolute("settings.state_dir", given.get("state_dir", _state_dir(env)))
         given.setdefault("run_dir", _run_dir(env, given["state_dir"]))
+        given.setdefault("data_dir", _data_dir(env))
         spec = {key: document[key] for key in SPEC_KEYS if key in document}
         settings = Settings(
             config_file=path,
@@ -186,6 +191,12 @@ def _state_dir(env: Mapping[str, str]) -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/kooi")
     return _xdg(env, "XDG_STATE_HOME", ".local/state") / "kooi"
+
+
+def _data_dir(env: Mapping[str, str]) -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/kooi")
+    return _xdg(env, "XDG_DATA_HOME", ".local/share") / "kooi"
 
 
 def _run_dir(env: Mapping[str, str], state_dir: Path) -> Path:

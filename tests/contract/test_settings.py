@@ -95,7 +95,9 @@ def test_defaults_of_root(root: None, tmp_path: Path) -> None:
 def test_defaults_of_an_ordinary_user(ordinary: int, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     state = tmp_path / ".local" / "state" / "kooi"
-    assert load_settings(environ=home) == Settings(state, state / "run")
+    data = tmp_path / ".local" / "share" / "kooi"
+    assert load_settings(environ=home) == Settings(state, state / "run", data)
+    assert load_settings(environ={**home, "XDG_DATA_HOME": "/srv/data"}).data_dir == Path("/srv/data/kooi")
     found = load_settings(environ={**home, "XDG_STATE_HOME": "/srv/state"})
     assert (found.state_dir, found.run_dir) == (Path("/srv/state/kooi"), Path("/srv/state/kooi/run"))
     assert load_settings(environ={**home, "XDG_STATE_HOME": "relative"}).state_dir == state

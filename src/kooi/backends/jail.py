@@ -60,10 +60,6 @@ class JailBackend:
         """Start a box; the stream buffers what is written before it is there."""
         if snapshot is not None:
             raise Unsupported("a jail cannot start from a snapshot", fix="use the level microvm")
-        if spec.image is not None:
-            raise Unsupported(
-                "the level jail has no image but the running interpreter", key="image", fix="leave it out"
-            )
         return await self._boxes().open(spec, self._host())
 
     def explain(self, spec: Spec) -> Mapping[str, Any]:

@@ -24,10 +24,10 @@ from kooi.contract.backend import Availability, Box, HostFacts, Snapshot
 from kooi.contract.errors import KooiError, Unsupported
 from kooi.contract.result import Clause, Enforcement
 from kooi.contract.spec import Spec
-from kooi.images.host import native_view
+from kooi.images.host import View, native_view
 from kooi.settings import load_settings, private_dir
 from kooi.spawn import clauses, host
-from kooi.spawn.plan import plan_process
+from kooi.spawn.plan import Plan, plan_process, plan_process_image
 from kooi.spawn.service import Service
 
 PROBE_SECONDS = 10.0
@@ -65,12 +65,13 @@ class ProcessBackend:
         """Start a child; returns before it is ready."""
         if snapshot is not None:
             raise Unsupported("the level process has no snapshots", key="snapshot", fix="use the level microvm")
-        if spec.image is not None:
-            raise Unsupported(
-                "the level process has no image but the running interpreter", key="image", fix="leave it out"
-            )
         if _namespaces(self._host()):
             return await self._spawned().open(spec, self._host())
+        if spec.image is not None:
+            raise Unsupported(
+                "the level process serves an image only where it can have user and mount namespaces, not here",
+                key="image", fix="leave it out, or see `kooi doctor` for what is missing",
+            )  # fmt: skip
         box = spawn(spec)
         self._boxes.add(box)
         box.when_gone = self._boxes.discard
@@ -97,8 +98,7 @@ class ProcessBackend:
     def _spawned(self) -> Service:
         if self._service is None:
             home = private_dir(private_dir(load_settings().run_dir) / "home")
-            planner = functools.partial(plan_process, home=str(home))
-            self._service = Service(planner, "none", native_view)
+            self._service = Service(functools.partial(_plan, str(home)), "none", native_view)
         return self._service
 
     async def _try(self) -> Availability:
@@ -116,6 +116,10 @@ class ProcessBackend:
         if not ready:
             return Availability(False, f"{sys.executable} did not answer within {PROBE_SECONDS:g} s")
         return Availability(True, detail={"python": sys.executable})
+
+
+def _plan(home: str, spec: Spec, facts: HostFacts, view: View) -> Plan:
+    return plan_process(spec, facts, view, home=home) if spec.image is None else plan_process_image(spec, facts, view)
 
 
 def _namespaces(facts: HostFacts) -> bool:
@@ -138,8 +142,9 @@ def _spawned_clauses(spec: Spec, facts: HostFacts) -> list[Clause]:
     if limits.files is not None:
         found.append(Clause("files", "counted in its home only", "none"))
     hidden = "pid namespace and a /proc of its own" if facts.proc_in_userns else "nothing: /proc is the host's"
+    files = "every file of the user can be read and written" if spec.image is None else "its root is the image, no more"
     found += [
-        Clause("host_files", "nothing: every file of the user can be read and written", "none"),
+        Clause("host_files", f"nothing: {files}", "none"),
         Clause("network", "network namespace without a device but its own loopback", "kernel"),
         Clause("environment", "built from nothing", "kernel"),
         Clause("processes_hidden", hidden, "kernel" if facts.proc_in_userns else "none"),

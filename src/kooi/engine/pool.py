@@ -25,6 +25,7 @@ from kooi.contract.limits import MIB
 from kooi.contract.policy import Policy
 from kooi.contract.result import Enforcement
 from kooi.contract.spec import Spec
+from kooi.images.store import Store
 
 REFILL_DELAY_SECONDS = 0.01
 READY_LOOK_SECONDS = 0.01
@@ -92,6 +93,12 @@ class Pool:
         """Hand out a ready box, or open one."""
         if snapshot is not None or self._closed or not self._is_mine(asyncio.get_running_loop()):
             return await self.inner.open(spec, snapshot)
+        if spec.image is not None:
+            # What the name means now; a name that is not in the store is the inner backend's own matter.
+            try:
+                spec = replace(spec, image=Store.of_user().resolve(spec.image))
+            except KooiError:
+                return await self.inner.open(spec)
         shelf = self._shelf(spec)
         box = self._take(shelf)
         self._refill_later()

@@ -29,7 +29,7 @@ user:x:1000:1000:user:/home/user:/bin/sh
 nobody:x:65534:65534:nobody:/:/bin/false
 """
 _GROUP = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"
-_ETC_TEXTS = {
+ETC_TEXTS = {
     "/etc/passwd": _PASSWD,
     "/etc/group": _GROUP,
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -83,7 +83,7 @@ def host_view(preload: tuple[str, ...] | None = None) -> View:
     site_binds, site_path = _site_packages(base, inside)
     return View(
         binds=tuple(binds + site_binds + [(p, p) for p in _ETC_COPIES if os.path.isfile(p)]),
-        texts=tuple(_ETC_TEXTS.items()),
+        texts=tuple(ETC_TEXTS.items()),
         links=tuple(links),
         python=f"{inside}/bin/python{version}",
         sys_path=(*_stdlib_path(inside, version), *site_path),

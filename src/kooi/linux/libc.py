@@ -43,6 +43,7 @@ _NUMBERS = {
     "clone": (56, 220),
     "perf_event_open": (298, 241),
     "prlimit64": (302, 261),
+    "syncfs": (306, 267),
     "setns": (308, 268),
     "process_vm_readv": (310, 270),
     "kcmp": (312, 272),

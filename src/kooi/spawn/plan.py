@@ -31,6 +31,7 @@ _CELL_ENV = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
     "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
 }
@@ -245,6 +246,33 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
         ("capabilities", {"keep": ()}),
     )
     return Plan(cell, BoxPlan(steps, spec.fresh, home, limits.memory_bytes, _with_agent(limits.processes)))
+
+
+def plan_process_image(spec: Spec, facts: HostFacts, view: View) -> Plan:
+    """Compile a spec with an image for the level `process`: its root is the image, and nothing else is a boundary."""
+    prepare: list[Step] = [("workspace", {"owner": CODE_ID}), ("proc", {"hidden": (), "read_only": ()})]
+    cell = CellPlan(
+        isolated=True,
+        ids="single",
+        view=view,
+        datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
+        namespaces=_JAIL_NAMESPACES,
+        guest=_guest(view, HOME, "/data", None),
+        restrictions=(),
+        prepare=(*prepare, ("terminals", {}), ("loopback", {}), ("rlimits", {})),
+        seal=(("no_new_privileges", {}),),
+    )
+    limits = spec.limits
+    steps: tuple[Step, ...] = (
+        ("quota", {"size_bytes": limits.disk_bytes, "files": limits.files}),
+        (
+            "rlimits",
+            _rlimits(spec, facts, facts.euid != 0)
+            | {"file_bytes": limits.disk_bytes, "data_bytes": limits.memory_bytes},
+        ),
+        ("capabilities", {"keep": ()}),
+    )
+    return Plan(cell, BoxPlan(steps, spec.fresh, HOME, limits.memory_bytes, _with_agent(limits.processes)))
 
 
 def _with_agent(processes: int | None) -> int | None:

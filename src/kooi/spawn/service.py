@@ -11,6 +11,7 @@ from kooi.contract.backend import Availability, HostFacts
 from kooi.contract.errors import SetupFailed
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
+from kooi.images.view import Images
 from kooi.settings import Settings, load_settings, private_dir
 from kooi.spawn import datasets
 from kooi.spawn.handle import SpawnedBox, SpawnerHandle
@@ -42,17 +43,24 @@ class Service:
         self._view = view
         self._settings: Settings | None = None
         self._handles: dict[asyncio.AbstractEventLoop, SpawnerHandle] = {}
-        self._plans: dict[Spec, Compiled] = {}
+        self._images = Images()
+        self._plans: dict[tuple[Spec, str | None], Compiled] = {}
         self._pid = os.getpid()
 
     def plan(self, spec: Spec, facts: HostFacts) -> Compiled:
-        """Return the plan of a spec, with what every open needs of it worked out; kept."""
-        known = self._plans.get(spec)
+        """Return the plan of a spec, with what every open needs of it worked out; kept.
+
+        Raises `InvalidPolicy` with the key `image` for one that is not there.
+        """
+        # By what the name of an image means now: it can be given to another one.
+        digest = None if spec.image is None else self._images.pin(spec.image)
+        known = self._plans.get((spec, digest))
         if known is None:
             if len(self._plans) >= _KEPT_PLANS:
                 self._plans.clear()
-            plan = self._planner(spec, facts, self._view(spec.preload))
-            known = self._plans[spec] = Compiled(plan, plan.cell.key, plan.box.encode())
+            view = self._view(spec.preload) if digest is None else self._images.view(digest, spec.preload)
+            plan = self._planner(spec, facts, view)
+            known = self._plans[spec, digest] = Compiled(plan, plan.cell.key, plan.box.encode())
         return known
 
     async def open(self, spec: Spec, facts: HostFacts) -> SpawnedBox:
@@ -105,6 +113,7 @@ class Service:
                 await handle.close()
             else:
                 handle.abandon()
+        self._images.release()
 
     def _config(self) -> Mapping[str, Any]:
         if self._settings is None:

@@ -20,6 +20,7 @@ _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "kib": 2**10, "mib": 2**20, "gib":
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--level", help="the isolation level (the policy's own, else jail)")
+    parser.add_argument("--image", metavar="NAME", help="an image of `kooi image list` (the running interpreter)")
     parser.add_argument("--policy", metavar="FILE", help="a kooi.toml")
     parser.add_argument(
         "--limit", action="append", default=[], metavar="NAME=VALUE",
@@ -35,6 +36,8 @@ def spec_of(args: argparse.Namespace) -> Spec:
         spec = settings.load_settings().spec or Spec()
         if args.level:
             spec = settings.load_spec({**spec.to_mapping(), "level": args.level})
+    if getattr(args, "image", None) is not None:
+        spec = replace(spec, image=args.image)
     if getattr(args, "fresh", False):
         spec = replace(spec, fresh=True)
     changes = dict(_limit(text) for text in args.limit)

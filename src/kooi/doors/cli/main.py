@@ -38,6 +38,7 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("kooi.doors.cli.doctor", "prove which levels work here, and say how to get the others"),
     "explain": Verb("kooi.doors.cli.explain", "print the compiled plan of a policy without running anything"),
     "levels": Verb("kooi.doors.cli.levels", "list the levels, or choose one for a purpose"),
+    "image": Verb("kooi.doors.cli.image", "build, import, list, export and remove images"),
     "agent": Verb("kooi.doors.cli.agent", "let a model answer a question about your data with run_python"),
 }
 
