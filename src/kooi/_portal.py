@@ -12,8 +12,11 @@ After a fork the child has the parent's portal object but not its thread. It for
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -55,7 +58,7 @@ class _Ticket(Generic[T]):
     __slots__ = ("_cancelled", "_error", "_queue", "_task", "_value", "_waiting", "over")
 
     def __init__(self, queue: Callbacks | None) -> None:
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._value: T
         self._error: BaseException | None = None
         self._cancelled = False
@@ -66,10 +69,17 @@ class _Ticket(Generic[T]):
 
     # On the loop's thread:
 
-    def start(self, function: Callable[..., Coroutine[Any, Any, T]], args: Any, kwargs: Any) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         if not self._cancelled:
-            self._task = asyncio.get_running_loop().create_task(function(*args, **kwargs))
-            self._task.add_done_callback(self._finish)
+            self._task = loop.create_task(self._carry_out(work))
+
+    async def _carry_out(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """Do the work and let the caller go on within the task's last step, not a turn of the loop later."""
+        try:
+            self._value = await work()
+        except BaseException as error:
+            self._error = error
+        self._release()
 
     def cancel(self) -> None:
         """End the task, or see to it that it never starts: what was handed over first comes first."""
@@ -77,16 +87,14 @@ class _Ticket(Generic[T]):
         if self._task is None:
             self._release()
         else:
+            self._task.add_done_callback(self._finish)
             self._task.cancel()
 
-    def _finish(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """Take the end of a task that was cancelled before its first step."""
+        if not self.over:
             self._error = asyncio.CancelledError()
-        elif (error := task.exception()) is not None:
-            self._error = error
-        else:
-            self._value = task.result()
-        self._release()
+            self._release()
 
     def _release(self) -> None:
         if self.over:
@@ -123,6 +131,10 @@ class Portal:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._arrivals: deque[Callable[[], None]] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
+        if self._bell >= 0:
+            self.loop.add_reader(self._bell, self._arrived)
         self._thread = threading.Thread(target=self._serve, name="kooi", daemon=True)
         self._thread.start()
 
@@ -137,7 +149,9 @@ class Portal:
         queue = _redirected(kwargs)
         ticket: _Ticket[T] = _Ticket(queue)
         try:
-            self.loop.call_soon_threadsafe(ticket.start, function, args, kwargs)
+            context = contextvars.copy_context()
+            work = functools.partial(function, *args, **kwargs)
+            self._hand_over(lambda: context.run(ticket.start, self.loop, work))
             return ticket.wait()
         except BaseException:
             if not ticket.over:
@@ -149,11 +163,24 @@ class Portal:
         while (event := self.call(_next, events)) is not None:
             yield event
 
+    def _hand_over(self, job: Callable[[], None]) -> None:
+        """Have the loop's thread do `job`. An eventfd wakes it with half the work of the loop's own socket pair."""
+        if self._bell < 0:
+            self.loop.call_soon_threadsafe(job)
+            return
+        self._arrivals.append(job)
+        os.eventfd_write(self._bell, 1)
+
+    def _arrived(self) -> None:
+        os.eventfd_read(self._bell)
+        while self._arrivals:
+            self._arrivals.popleft()()
+
     def _put_down(self, ticket: _Ticket[Any]) -> None:
         """Cancel the ticket's task and wait for its end, however often that is interrupted."""
         while not ticket.over:
             try:
-                self.loop.call_soon_threadsafe(ticket.cancel)
+                self._hand_over(ticket.cancel)
                 ticket.wait_over()
             except KeyboardInterrupt:
                 continue

@@ -40,6 +40,7 @@ Content = str | bytes
 
 _DEFAULT_LEVEL = "jail"
 _PLAIN_SPECS = 64
+_NO_FUNCTIONS = (None, None, None, None)
 _plain: dict[tuple[str | None, bool], Spec] = {}
 _closing: set[asyncio.Task[None]] = set()
 
@@ -131,7 +132,8 @@ class AsyncSandbox:
         `timeout` in seconds only narrows `wall_seconds`. The `on_` functions are called while the code runs; one that
         raises kills the run. Runs of one sandbox take turns. Raises `InvalidRequest`, `SandboxClosed`, `SandboxLost`.
         """
-        taps = Taps(on_stdout, on_stderr, on_result, on_error)
+        given = (on_stdout, on_stderr, on_result, on_error)
+        taps = NO_TAPS if given == _NO_FUNCTIONS else Taps(*given)
         return await self._in_turn(self._job(code, stdin, timeout, taps))
 
     def stream(self, code: Content, *, stdin: Content | None = None, timeout: float | None = None) -> RunStream:
@@ -198,8 +200,11 @@ class AsyncSandbox:
         return Job("run", fields, source + text, wall, taps)
 
     async def _in_turn(self, job: Job) -> Result:
-        async with self._turn:
+        await self._turn.acquire()
+        try:
             return await self._command(job)
+        finally:
+            self._turn.release()
 
     async def _command(self, job: Job) -> Result:
         held = await self._ready()

@@ -106,8 +106,9 @@ def test_memory_bounds_the_stock(run: Run) -> None:
         inner = FakeBackend()
         pool = Pool(inner, size=50, memory_bytes=ASSUMED_BYTES + 2 * MIB)
         await pool.open(SPEC)
-        await asyncio.sleep(0.2)
         # Each fake weighs 1 MiB at least: a third would leave no room for one of the assumed weight.
+        await _stocked(pool, 3)
+        await asyncio.sleep(0.2)
         assert pool.stock() == 3
         await pool.close()
 

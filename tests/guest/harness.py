@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,6 +230,14 @@ async def gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.02)
     return False
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait until something holds, however busy the machine is; fail when it never does."""
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 def end_process(pid: int) -> None:

@@ -209,6 +209,7 @@ def test_it_idles_without_waking_up(tmp_path: Path) -> None:
         raw = Raw(ours)
         raw.send(running(1, b"1"))
         raw.until_end(1)
+        time.sleep(0.2)
         ticks = Path(f"/proc/{process.pid}/status").read_text().split("voluntary_ctxt_switches:")[1].split()[0]
         time.sleep(0.5)
         after = Path(f"/proc/{process.pid}/status").read_text().split("voluntary_ctxt_switches:")[1].split()[0]

@@ -215,6 +215,34 @@ def test_a_guest_that_reads_nothing_stops_the_writer_only() -> None:
     with_peer(scenario)
 
 
+def drain(theirs: socket.socket) -> bytes:
+    parts = []
+    try:
+        while True:
+            parts.append(theirs.recv(1 << 20))
+    except BlockingIOError:
+        return b"".join(parts)
+
+
+def test_input_that_waits_for_room_only_goes_on_whoever_made_the_room() -> None:
+    async def scenario(client: Client, theirs: socket.socket) -> None:
+        theirs.send(HELLO)
+        body = b"x" * (frames.WINDOW // 2)
+        calls = [client.open("file.write", WRITE, body=body) for _ in range(3)]
+        found = b""
+        while client._outbox.size:
+            found += drain(theirs)
+            calls[0].signal(15)  # sends what waits, and not by the loop
+        for _ in range(2000):
+            if found.count(b"x") >= len(body) * len(calls):
+                break
+            await asyncio.sleep(0.001)
+            found += drain(theirs)
+        assert found.count(b"x") == len(body) * len(calls)
+
+    with_peer(scenario)
+
+
 def test_input_waits_for_credit() -> None:
     async def scenario(client: Client, theirs: socket.socket) -> None:
         theirs.send(HELLO)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kooi.guest import frames
-from tests.guest.harness import Box, alive, drive, end_process, gone
+from tests.guest.harness import Box, alive, drive, end_process, gone, until
 
 MIB = 1 << 20
 
@@ -90,7 +90,8 @@ def test_back_pressure(tmp_path: Path) -> None:
             return False
 
         flood = box.command(["yes"], on_out=hold)
-        await asyncio.sleep(0.4)
+        await until(lambda: len(kept) >= frames.WINDOW)
+        await asyncio.sleep(0.1)
         assert len(kept) == frames.WINDOW
         assert (await box.command("echo quick").ended()).out == b"quick\n"
         flood.call.signal(signal.SIGTERM)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kooi.guest import frames, shapes
-from tests.guest.harness import Box, Spoken, drive
+from tests.guest.harness import Box, Spoken, drive, until
 
 MIB = 1 << 20
 
@@ -166,7 +166,8 @@ def test_a_large_directory_comes_in_pages_as_the_host_takes_them(tmp_path: Path)
 
         fields = {"path": ".", "recursive": False}
         listing = Spoken(box.client, "file.list", fields, b"", on_event=hold)
-        await asyncio.sleep(0.5)
+        await until(lambda: bool(pages))
+        await asyncio.sleep(0.3)
         assert 0 < sum(pages) < 8_000 and max(pages) <= shapes.PAGE
         assert await write(box, "meanwhile", b"x") == {"size": 1}
         while not listing.call.done.done():
@@ -254,7 +255,7 @@ def test_transfers_can_be_given_up(tmp_path: Path) -> None:
         assert (await reading.ended()).end["errno"] == errno.ECANCELED
         fields = {"path": "g", "append": False, "mode": None}
         call = box.client.open("file.write", fields, body=b"part", end_input=False)
-        await asyncio.sleep(0.1)
+        await until(lambda: (tmp_path / "g").exists() and (tmp_path / "g").read_bytes() == b"part")
         call.signal(signal.SIGKILL)
         assert (await call.done)["errno"] == errno.ECANCELED
         assert (tmp_path / "g").read_bytes() == b"part"

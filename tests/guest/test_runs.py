@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kooi.guest import frames
-from tests.guest.harness import Box, alive, drive, gone
+from tests.guest.harness import Box, alive, drive, gone, until
 
 MIB = 1 << 20
 
@@ -499,7 +499,8 @@ def test_a_flood_of_results_is_held_back(tmp_path: Path) -> None:
             return False
 
         run = box.start(code, on_event=hold)
-        await asyncio.sleep(0.5)
+        await until(lambda: bool(seen))
+        await asyncio.sleep(0.3)
         assert 0 < len(seen) <= frames.WINDOW // 60_000 + 1
         assert (await box.run("1", context="other")).value == "1"
         while not run.call.done.done():
@@ -583,9 +584,8 @@ def test_orphans_are_reaped(tmp_path: Path) -> None:
 
     async def scenario(box: Box) -> None:
         assert (await box.run(code)).status == "ok"
-        await asyncio.sleep(0.1)
-        children = Path(f"/proc/{box.process.pid}/task/{box.process.pid}/children").read_text().split()
-        assert len(children) == 1, "only the interpreter"
+        children = Path(f"/proc/{box.process.pid}/task/{box.process.pid}/children")
+        await until(lambda: len(children.read_text().split()) == 1)  # only the interpreter
 
     drive(tmp_path, scenario)
 

@@ -101,7 +101,11 @@ class Stream(Protocol):
 
 
 class Box(Protocol):
-    """A backend's live instance."""
+    """A backend's live instance.
+
+    Two more members are taken where they are there: `async cpu_seconds()`, that part of `usage` for less work, and
+    `has_news`, whether `events` has some that were not taken yet.
+    """
 
     stream: Stream
 

@@ -12,126 +12,29 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kooi.contract.backend import Stream
 from kooi.contract.errors import InvalidRequest, KooiError
+from kooi.engine.call import Call, GuestGone, GuestViolation, OnBytes, OnEvent
 from kooi.guest import frames, shapes
-from kooi.guest.frames import Credit, FrameError, Parser
+from kooi.guest.frames import FrameError, Parser
 from kooi.guest.outbox import Outbox
 
-OnBytes = Callable[[bytes], bool | None]
-OnEvent = Callable[[Mapping[str, Any]], bool | None]
+__all__ = ["Call", "Client", "GuestGone", "GuestViolation"]
 
 _HIGH = 256 * 1024
+_SMALL = 16 * 1024
 _thread = threading.local()
-_STREAMS = {"run": (frames.OUT, frames.ERR), "exec": (frames.OUT, frames.ERR), "file.read": (frames.DATA,)}
-
-
-class GuestGone(KooiError):
-    """The stream to the guest ended before the call did."""
-
-    code = "guest_gone"
-
-
-class GuestViolation(KooiError):
-    """The guest broke the protocol; it must not be trusted any more."""
-
-    code = "guest_violation"
-
-
-class Call:
-    """One operation in the guest.
-
-    `done` gives END's JSON, checked; it raises `GuestGone` or `GuestViolation` when there will be none. Cancelling
-    `done` does not end the operation; `signal(9)` does.
-    """
-
-    def __init__(self, client: Client, channel: int, fields: Mapping[str, Any]) -> None:
-        self.op: str = fields["op"]
-        self.done: asyncio.Future[Mapping[str, Any]] = client._loop.create_future()
-        self._client = client
-        self._channel = channel
-        self._credit = Credit()
-        self._callbacks: dict[int, OnBytes | None] = {}
-        self._on_event: OnEvent | None = None
-        self._open = True
-        self._takes_input = shapes.takes_input(fields)
-        self._body: deque[memoryview] = deque()
-        self._body_ended = False
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def signal(self, number: int) -> None:
-        """Send signal `number` (1 to 64) to what the call started; 9 ends the call itself. No effect after END."""
-        if not 1 <= number <= 64:
-            raise InvalidRequest(f"signal {number} is not between 1 and 64", key="signal")
-        if self._open:
-            self._client._send(frames.json_frame(frames.CONTROL, self._channel, {"signal": number}))
-
-    async def write(self, data: bytes) -> None:
-        """Send input; return once it is on its way, so that no caller runs ahead of the guest.
-
-        `data` must not change meanwhile. What the guest no longer wants, because the call has ended, is dropped, as a
-        closed pipe would. Raises `InvalidRequest` when the call takes no input or its end was said.
-        """
-        if not self._takes_input or self._body_ended:
-            raise InvalidRequest(f"this {self.op} takes no more input", key="data")
-        self._feed(data)
-        self._client._pump(self)
-        if self._body:
-            waiter: asyncio.Future[None] = self._client._loop.create_future()
-            self._waiters.append(waiter)
-            await waiter
-
-    def end_input(self) -> None:
-        """Say that no more input will come. Safe twice."""
-        if self._takes_input and not self._body_ended:
-            self._body_ended = True
-            self._client._pump(self)
-
-    def grant(self, amount: int | None = None) -> None:
-        """Let the guest send more, after a callback returned False; `None` means all that was withheld.
-
-        Raises `InvalidRequest` for more than was withheld.
-        """
-        withheld = self._credit.outstanding
-        amount = withheld if amount is None else amount
-        if not 0 <= amount <= withheld:
-            raise InvalidRequest(f"a grant of {amount} bytes, {withheld} are withheld", key="amount")
-        if self._open:
-            self._client._consumed(self, amount)
-
-    def _feed(self, data: bytes) -> None:
-        if data and self._open:
-            self._body.append(memoryview(data).cast("B"))
-
-    def _finish(self, result: Mapping[str, Any] | None, error: Exception | None) -> None:
-        """Close the channel: nothing more is sent or delivered on it."""
-        self._open = False
-        self._body.clear()
-        self._release()
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(result or {})
-        else:
-            self.done.set_exception(error)
-            self.done.exception()  # an unawaited call that failed with its client is not worth a log line
-
-    def _release(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+_TALKERS = ("run", "exec")
 
 
 class Client:
     """The host's end of one guest's stream. Make it, and use it, in a running event loop's thread."""
 
     def __init__(self, stream: Stream) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._stream = stream
         self._parser = Parser(frames.FROM_GUEST, _scratch())
         self._outbox = Outbox(stream.write_fd)
@@ -141,8 +44,8 @@ class Client:
         self._configured = False
         self._error: KooiError | None = None
         self._writing = False
-        self._hello: asyncio.Future[Mapping[str, Any]] = self._loop.create_future()
-        self._loop.add_reader(stream.read_fd, self._readable)
+        self._hello: asyncio.Future[Mapping[str, Any]] = self.loop.create_future()
+        self.loop.add_reader(stream.read_fd, self._readable)
 
     def configure(self, env: Mapping[str, str], cwd: str) -> None:
         """Set the environment (added to the guest's base) and the working directory of all code. Once, before any call.
@@ -152,9 +55,9 @@ class Client:
         if self._configured or self._next_channel != 1:
             raise InvalidRequest("a guest is configured once, before its first call", key="env")
         value = {"env": dict(env), "cwd": cwd}
-        self._outbox.put(_encode(frames.CONFIG, 0, value, shapes.check_config, "env"))
+        self._outbox.put(frames.frame(frames.CONFIG, 0, _encode(value, shapes.check_config, "env")))
         self._configured = True
-        self._loop.call_soon(self._flush)
+        self.loop.call_soon(self._flush)
 
     async def hello(self) -> Mapping[str, Any]:
         """Wait until the guest is ready; return its HELLO. Raises `GuestGone` or `GuestViolation`."""
@@ -183,21 +86,27 @@ class Client:
             raise self._error
         if len(self._calls) >= frames.MAX_CHANNELS:
             raise InvalidRequest(f"{frames.MAX_CHANNELS} calls are open already", fix="wait for one to end")
-        request = {"op": op, **fields}
-        if not shapes.takes_input(request) and len(body) != request.get("code_bytes", 0):
-            raise InvalidRequest(f"{op} takes no input beyond its code", key="body")
         channel = self._next_channel
-        opening = _encode(frames.OPEN, channel, request, shapes.check_open, "fields")
-        call = Call(self, channel, request)
-        heard = {frames.OUT: on_out, frames.ERR: on_err, frames.DATA: on_data}
-        call._callbacks = {kind: heard[kind] for kind in _STREAMS.get(op, ())}
-        call._on_event = on_event
+        payload, takes_input = _opening(op, fields)
+        if not takes_input and len(body) != fields.get("code_bytes", 0):
+            raise InvalidRequest(f"{op} takes no input beyond its code", key="body")
         self._next_channel += 2
-        self._calls[channel] = call
-        self._outbox.put(opening)
-        call._feed(body)
+        call = self._calls[channel] = Call(self, channel, op, takes_input)
+        if op in _TALKERS:
+            call._callbacks = {frames.OUT: on_out, frames.ERR: on_err}
+        elif op == "file.read":
+            call._callbacks = {frames.DATA: on_data}
+        call._on_event = on_event
         call._body_ended = end_input
-        self._pump(call)
+        if end_input and len(body) <= _SMALL:
+            # All of it in one piece.
+            call._credit.sendable -= len(body)
+            call._takes_input = False
+            self._send(frames.opening(channel, payload, body, takes_input))
+        else:
+            self._outbox.put(frames.frame(frames.OPEN, channel, payload))
+            call._feed(body)
+            self._pump(call)
         return call
 
     def close(self) -> None:
@@ -207,9 +116,9 @@ class Client:
 
     # Sending
 
-    def _send(self, *parts: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         if self._error is None:
-            self._outbox.put(*parts)
+            self._outbox.put(data)
             self._flush()
 
     def _flush(self) -> None:
@@ -222,17 +131,20 @@ class Client:
             return
         if not done and not self._writing:
             self._writing = True
-            self._loop.add_writer(self._stream.write_fd, self._writable)
+            self.loop.add_writer(self._stream.write_fd, self._writable)
         elif done and self._writing:
             self._writing = False
-            self._loop.remove_writer(self._stream.write_fd)
+            self.loop.remove_writer(self._stream.write_fd)
+            if self._feeding:
+                # A call that waits for nothing but room hears of it from nobody else.
+                self.loop.call_soon(self._writable)
 
     def _deaf(self) -> None:
         """The guest reads no more. What it still says counts, so the end of the stream decides, not this."""
         self._outbox.clear()
         if self._writing:
             self._writing = False
-            self._loop.remove_writer(self._stream.write_fd)
+            self.loop.remove_writer(self._stream.write_fd)
 
     def _writable(self) -> None:
         self._flush()
@@ -280,11 +192,10 @@ class Client:
         if count == 0:
             self._fail(GuestGone("the guest is gone"))
             return
-        arrived = []
+        arrived: list[tuple[int, int, bytes]] = []
         violation = None
         try:
-            for kind, channel, view in self._parser.advance(count):
-                arrived.append((kind, channel, bytes(view)))
+            self._parser.cut(count, arrived)
         except FrameError as error:
             violation = error
         try:
@@ -307,7 +218,10 @@ class Client:
         if call is None:
             raise FrameError(f"channel {channel} is not open")
         if kind in call._callbacks:
-            self._take_bytes(call, kind, payload)
+            call._credit.received(len(payload))
+            callback = call._callbacks[kind]
+            if callback is None or self._tell(call, callback, payload):
+                self._consumed(call, len(payload))
         elif kind == frames.EVENT:
             self._take_event(call, payload)
         elif kind == frames.END:
@@ -325,12 +239,6 @@ class Client:
         shapes.check_hello(value)
         self._hello.set_result(value)
 
-    def _take_bytes(self, call: Call, kind: int, payload: bytes) -> None:
-        call._credit.received(len(payload))
-        callback = call._callbacks[kind]
-        if callback is None or self._tell(call, callback, payload):
-            self._consumed(call, len(payload))
-
     def _take_event(self, call: Call, payload: bytes) -> None:
         call._credit.received(len(payload))
         value = frames.loads(payload)
@@ -344,10 +252,13 @@ class Client:
         del call._callbacks[frames.DATA]
 
     def _take_end(self, call: Call, payload: bytes) -> None:
-        value = frames.loads(payload)
-        shapes.check_end(call.op, value)
+        value = shapes.PLAIN_ENDS.get(payload) if call.op in _TALKERS else None
+        if value is None:
+            value = frames.loads(payload)
+            shapes.check_end(call.op, value)
         del self._calls[call._channel]
-        self._feeding.pop(call._channel, None)
+        if self._feeding:
+            self._feeding.pop(call._channel, None)
         call._finish(value, None)
 
     def _tell(self, call: Call, callback: Callable[[Any], bool | None], value: object) -> bool:
@@ -355,8 +266,7 @@ class Client:
         try:
             return callback(value) is not False
         except Exception as error:
-            if not call.done.done():
-                call.done.set_exception(error)
+            call._settle(None, error)
             call._callbacks = dict.fromkeys(call._callbacks)
             call._on_event = None
             return True
@@ -370,7 +280,7 @@ class Client:
         if self._error is not None:
             return
         self._error = error
-        self._loop.remove_reader(self._stream.read_fd)
+        self.loop.remove_reader(self._stream.read_fd)
         self._deaf()
         if not self._hello.done():
             self._hello.set_exception(error)
@@ -390,10 +300,19 @@ def _scratch() -> memoryview:
     return found
 
 
-def _encode(kind: int, channel: int, value: dict[str, Any], check: Callable[[dict[str, Any]], None], key: str) -> bytes:
-    """Return a JSON frame of ours; raise `InvalidRequest` for what the guest would refuse."""
+def _opening(op: str, fields: Mapping[str, Any]) -> tuple[bytes, bool]:
+    """Return the JSON of OPEN, and whether the call takes input."""
+    payload = shapes.plain_run(fields) if op == "run" else None
+    if payload is not None:
+        return payload, fields["stdin"]
+    request = {"op": op, **fields}
+    return _encode(request, shapes.check_open, "fields"), shapes.takes_input(request)
+
+
+def _encode(value: dict[str, Any], check: Callable[[dict[str, Any]], None], key: str) -> bytes:
+    """Return the JSON of a frame of ours; raise `InvalidRequest` for what the guest would refuse."""
     try:
         check(value)
-        return frames.json_frame(kind, channel, value)
+        return frames.json_payload(value)
     except FrameError as error:
         raise InvalidRequest(str(error), key=key) from None

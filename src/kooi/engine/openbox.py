@@ -18,6 +18,7 @@ from kooi.contract.errors import SandboxClosed, SandboxLost, SetupFailed
 from kooi.contract.result import Enforcement, Usage
 from kooi.contract.spec import Spec
 from kooi.engine import registry
+from kooi.engine.alarm import Alarm
 from kooi.engine.client import Call, Client
 from kooi.engine.enforce import granted, host_facts
 from kooi.images.host import HOME
@@ -95,6 +96,7 @@ class OpenBox:
         self.prepared = prepared
         self.box = box
         self.client = Client(box.stream)
+        self.alarm = Alarm(self.client.loop)
         # A level without an own root says where its home is.
         home: str = getattr(box, "home", HOME)
         self.client.configure({**prepared.spec.policy.env, **env}, home)
@@ -131,6 +133,18 @@ class OpenBox:
         """Return what the box used so far; the last word once it is gone."""
         return self.final if self.final is not None else await self.box.usage()
 
+    async def cpu_seconds(self) -> float | None:
+        """Return the CPU time used so far; like `usage` it notes what limits were met."""
+        look: Callable[[], Awaitable[float | None]] | None = getattr(self.box, "cpu_seconds", None)
+        if look is None or self.final is not None:
+            return (await self.usage()).cpu_seconds
+        return await look()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether events of the box may be under way to `watch`; a box that cannot tell always may have some."""
+        return self._watcher is not None and getattr(self.box, "has_news", True)
+
     def check(self) -> None:
         """Raise if the box cannot serve a call any more."""
         if self.closed is not None:
@@ -165,6 +179,7 @@ class OpenBox:
         if calls := [run.call.done for run in self.inflight if not run.call.done.done()]:
             await asyncio.wait(calls, timeout=DRAIN_SECONDS)
         self.client.close()
+        self.alarm.stop()
         if self._watcher is not None:
             await asyncio.wait([self._watcher], timeout=EVENTS_SECONDS)
         elif not self._followed:

@@ -55,14 +55,16 @@ NO_TAPS = Taps()
 class Capture:
     """One stream of a run."""
 
-    __slots__ = ("_buffer", "_decoder", "_text", "cap", "kept", "total")
+    __slots__ = ("_buffer", "_decoder", "_first", "_text", "cap", "kept", "total")
 
     def __init__(self, cap: int | None, text: Callable[[str], object] | None = None) -> None:
         self.cap = cap
         self.kept = 0
         self.total = 0
-        # It grows in place and gives its content away uncopied; joining chunks would touch all memory twice.
-        self._buffer = BytesIO()
+        # One chunk is most often all. More go into a buffer that grows in place and gives its content away uncopied;
+        # joining chunks would touch all memory twice.
+        self._first = b""
+        self._buffer: BytesIO | None = None
         self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if text else None
 
@@ -72,20 +74,27 @@ class Capture:
         if self.cap is not None and self.kept + len(data) > self.cap:
             data = data[: self.cap - self.kept]
         if data:
+            if self.kept == 0:
+                self._first = data
+            else:
+                self._append(data)
             self.kept += len(data)
-            self._buffer.write(data)
-            self._show(data, False)
+            if self._text is not None:
+                self._show(data, False)
         return data
 
-    @property
-    def exceeded(self) -> bool:
-        """Whether more arrived than was kept."""
-        return self.total > self.kept
+    def _append(self, data: bytes) -> None:
+        if self._buffer is None:
+            self._buffer = BytesIO()
+            self._buffer.write(self._first)
+            self._first = b""
+        self._buffer.write(data)
 
     def finish(self) -> bytes:
         """Show what the decoder still holds and return all that was kept."""
-        self._show(b"", True)
-        return self._buffer.getvalue()
+        if self._text is not None:
+            self._show(b"", True)
+        return self._first if self._buffer is None else self._buffer.getvalue()
 
     def untap(self) -> None:
         """Show nothing from now on."""

@@ -14,11 +14,9 @@ again after the remainder divided by the CPUs, at least 1 ms. With a CPU limit t
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import signal
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kooi.contract.errors import KooiError, SetupFailed
 from kooi.contract.result import ErrorInfo, Result, RunEvent, Status, Usage
@@ -33,8 +31,7 @@ LEAST_LOOK_SECONDS = 0.001
 BLIND_LOOKS = 3  # failed looks at the CPU time in a row that end the run
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """What to run: the operation, its fields, and the bytes that follow it (code, then standard input)."""
 
     op: str
@@ -50,7 +47,7 @@ async def supervise(held: OpenBox, job: Job, *, last: bool = False) -> Result:
     Raises `SetupFailed` when the box never started, and what a tap raised. Cancelled, it leaves when the run is dead.
     """
     run = _Run(held, job)
-    before = Usage(cpu_seconds=0.0) if held.started == 0 else await held.usage()
+    before = 0.0 if held.started == 0 else await held.cpu_seconds()
     try:
         await run.watch(before)
     except (GuestGone, GuestViolation):
@@ -62,7 +59,8 @@ async def supervise(held: OpenBox, job: Job, *, last: bool = False) -> Result:
         await held.end(run.why)
     usage = run.used(before, await held.usage())
     if held.lost is None:
-        await asyncio.sleep(0)  # a limit that this look at the box found met is told by an event
+        if held.has_news:
+            await asyncio.sleep(0)  # a limit that this look at the box found met is told by an event
         if run.may_be_oom:
             await held.settle(OOM_NOTICE_SECONDS)
     if held.failed is not None:
@@ -88,23 +86,24 @@ class _Run:
         self.ending = Ending(file_size=held.prepared.file_size, command=job.op == "exec")
         self.raised: BaseException | None = None
         self.blind = 0
-        self.timers: dict[str, asyncio.TimerHandle] = {}
+        self.alarms: dict[str, int] = {}
+        self.grace: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
     # -- while it runs
 
-    async def watch(self, before: Usage) -> None:
+    async def watch(self, before: float | None) -> None:
         """Start the run and return when it is over."""
         held, job = self.held, self.job
-        self.loop = loop = asyncio.get_running_loop()
+        self.loop = loop = held.client.loop
         self.over: asyncio.Future[None] = loop.create_future()
         self.began = self.ended = loop.time()
         self.oom, self.pids = held.oom, held.pids
         self.call = held.client.open(
             job.op, job.fields, body=job.body, on_out=self._on_out, on_err=self._on_err, on_event=self._on_event
         )
+        self.call.on_end = self._on_end
         self._enter()
-        self.call.done.add_done_callback(self._on_done)
         self._arm(before)
         try:
             await self.over
@@ -127,27 +126,31 @@ class _Run:
         self.held.inflight.add(self)
 
     def _leave(self) -> None:
-        for timer in self.timers.values():
-            timer.cancel()
+        for number in self.alarms.values():
+            self.held.alarm.drop(number)
+        if self.grace is not None:
+            self.grace.cancel()
         self.held.inflight.discard(self)
         self.alone = self.alone and self.held.started == self.number
 
-    def _arm(self, before: Usage) -> None:
-        limits, cpus, wall = self.held.prepared.spec.limits, self.held.prepared.cpus, self.job.wall_seconds
+    def _arm(self, before: float | None) -> None:
+        prepared, wall = self.held.prepared, self.job.wall_seconds
+        cpu = prepared.spec.limits.cpu_seconds
         if wall is not None:
-            self.timers["wall"] = self.loop.call_later(wall, self._condemn, "timeout")
-        if limits.cpu_seconds is None or before.cpu_seconds is None:
-            return
-        if wall is None or limits.cpu_seconds < wall * cpus:
-            self._look_later(limits.cpu_seconds, before.cpu_seconds + limits.cpu_seconds)
+            self.alarms["wall"] = self.held.alarm.set(self.began + wall, self._late)
+        if cpu is not None and before is not None and (wall is None or cpu < wall * prepared.cpus):
+            self._look_later(cpu, before + cpu)
+
+    def _late(self) -> None:
+        self._condemn("timeout")
 
     def _look_later(self, remaining: float, limit: float) -> None:
         delay = max(remaining / self.held.prepared.cpus, LEAST_LOOK_SECONDS)
-        self.timers["cpu"] = self.loop.call_later(delay, lambda: self._spawn(self._look(limit)))
+        self.alarms["cpu"] = self.held.alarm.set(self.loop.time() + delay, lambda: self._spawn(self._look(limit)))
 
     async def _look(self, limit: float) -> None:
         try:
-            used = (await self.held.usage()).cpu_seconds
+            used = await self.held.cpu_seconds()
         except (KooiError, OSError):
             # A box that is dying cannot be read; one that lives and cannot be read has no CPU limit any more.
             self.blind += 1
@@ -166,9 +169,9 @@ class _Run:
         if self.call.done.done():
             return
         self.ending.condemned.add(reason)
-        if "grace" not in self.timers:
+        if self.grace is None:
             self.call.signal(signal.SIGKILL)
-            self.timers["grace"] = self.loop.call_later(KILL_GRACE_SECONDS, lambda: self._spawn(self._end_box()))
+            self.grace = self.loop.call_later(KILL_GRACE_SECONDS, lambda: self._spawn(self._end_box()))
 
     async def _end_box(self) -> None:
         try:
@@ -206,7 +209,7 @@ class _Run:
                 self.taps.event(RunEvent(kind, kept))
         except Exception as error:
             self._fail(error)
-        if capture.exceeded:
+        if capture.total > capture.kept:
             self._condemn("output_limit")
 
     def _on_event(self, event: Mapping[str, Any]) -> None:
@@ -218,11 +221,10 @@ class _Run:
         except Exception as error:
             self._fail(error)
 
-    def _on_done(self, done: asyncio.Future[Mapping[str, Any]]) -> None:
+    def _on_end(self, word: Mapping[str, Any] | None, error: Exception | None) -> None:
         self.ended = self.loop.time()
-        error = None if done.cancelled() else done.exception()
-        if error is None:
-            self.ending.told = told(done.result())
+        if word is not None:
+            self.ending.told = told(word)
         elif isinstance(error, GuestViolation):
             self.ending.violated = True
         elif not isinstance(error, GuestGone):
@@ -260,12 +262,19 @@ class _Run:
         """Why the box ends with this run."""
         return "it broke the guest protocol" if self.ending.violated else "its guest is gone"
 
-    def used(self, before: Usage, after: Usage) -> Usage:
+    def used(self, before: float | None, after: Usage) -> Usage:
         """Return what this run used: the difference, and the box's peaks."""
         cpu = None
-        if after.cpu_seconds is not None and before.cpu_seconds is not None:
-            cpu = max(after.cpu_seconds - before.cpu_seconds, 0.0)
-        return dataclasses.replace(after, wall_seconds=self.ended - self.began, cpu_seconds=cpu, shared=not self.alone)
+        if after.cpu_seconds is not None and before is not None:
+            cpu = max(after.cpu_seconds - before, 0.0)
+        return Usage(
+            wall_seconds=self.ended - self.began,
+            cpu_seconds=cpu,
+            memory_peak_bytes=after.memory_peak_bytes,
+            processes_peak=after.processes_peak,
+            processes_now=after.processes_now,
+            shared=not self.alone,
+        )
 
     def result(self, usage: Usage) -> Result:
         """Make the verdict and write it all down."""
@@ -295,6 +304,8 @@ class _Run:
         )
 
     def _finish_output(self, error: ErrorInfo | None, events: tuple[str, ...]) -> tuple[bytes, bytes]:
+        if self.taps is NO_TAPS:
+            return self.out.finish(), self.err.finish()
         try:
             kept = self.out.finish(), self.err.finish()
             self.taps.show_end(error, events)

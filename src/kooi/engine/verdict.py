@@ -12,7 +12,7 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kooi.contract.result import DecidedBy, ErrorInfo, Status
 
@@ -20,8 +20,7 @@ _ERRNO = re.compile(r"\[Errno ([0-9]{1,4})\]")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(NamedTuple):
     """The guest's END; its shape was checked where it arrived."""
 
     status: str

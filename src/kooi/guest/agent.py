@@ -13,7 +13,7 @@ import _signal  # type: ignore[import-not-found]  # see `children`
 import os
 import sys
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 from kooi.guest import frames, shapes
 from kooi.guest.channel import Channel
@@ -29,6 +29,7 @@ from kooi.guest.runs import Run
 from kooi.guest.transfers import Errand, Helper, Listing, Read, Write
 
 _HIGH = 256 * 1024
+_SMALL = 16 * 1024
 _SWEEP_SECONDS = 0.002
 
 
@@ -75,6 +76,7 @@ class Agent:
         self._last_opened = -1
         self._greeted = False
         self._blocked = False
+        self._unhurried = 0
         self._stalled: List[Callable[[], None]] = []
 
     # The loop
@@ -114,6 +116,7 @@ class Agent:
         self._outbox.clear()
         self._last_opened = -1
         self._greeted = False
+        self._unhurried = 0
 
     def serve(self) -> NoReturn:
         """Serve until the host goes; raise what ended it."""
@@ -123,9 +126,11 @@ class Agent:
             self._contexts[""].warm(self._greet)
         self.family.reap()
         while True:
-            self._flush()
-            self.poller.wait(_SWEEP_SECONDS if self.family.sweeping else -1)
-            if self.family.sweeping:
+            if self._outbox.size > self._unhurried or self._stalled or self._blocked:
+                self._unhurried = 0
+                self._flush()
+            self.poller.wait(_SWEEP_SECONDS if self.family.sweeps else -1)
+            if self.family.sweeps:
                 self.family.reap()
 
     def _watch_children(self) -> None:
@@ -147,10 +152,11 @@ class Agent:
 
     def _greet(self) -> None:
         """Say HELLO, the first of all frames."""
-        if not self._greeted:
-            self._greeted = True
-            hello = b'{"protocol":1,"python":"%d.%d.%d","pid":%d}' % (*sys.version_info[:3], os.getpid())
-            self._outbox.put(frames.frame(frames.HELLO, 0, hello))
+        if self._greeted:
+            return
+        self._greeted = True
+        hello = b'{"protocol":1,"python":"%d.%d.%d","pid":%d}' % (*sys.version_info[:3], os.getpid())
+        self._outbox.put(frames.frame(frames.HELLO, 0, hello))
 
     # What comes from the host
 
@@ -167,21 +173,30 @@ class Agent:
             return
         if count == 0:
             raise StreamEnded
+        if count <= _SMALL:
+            arrived: List[Tuple[int, int, bytes]] = []
+            self._parser.cut(count, arrived)
+            for kind, channel, payload in arrived:
+                if kind == frames.OPEN:
+                    self._open(channel, payload)
+                else:
+                    self._take(kind, channel, memoryview(payload))
+            return
         for kind, channel, view in self._parser.advance(count):
             self._take(kind, channel, view)
 
     def _take(self, kind: int, number: int, view: memoryview) -> None:
         channel = self._channels.get(number)
-        if kind == frames.OPEN:
-            self._open(number, frames.loads(bytes(view)))
+        if channel is not None and kind == frames.DATA:
+            channel.credit.received(len(view))
+            channel.data(view)
+        elif kind == frames.OPEN:
+            self._open(number, bytes(view))
         elif kind == frames.CONFIG:
             self._configure(frames.loads(bytes(view)))
         elif channel is None:
             if number % 2 == 0 or not self._last_opened - 2 * LATE_OPENS < number <= self._last_opened:
                 raise FrameError(f"channel {number} is not open")
-        elif kind == frames.DATA:
-            channel.credit.received(len(view))
-            channel.data(view)
         elif kind == frames.EOF:
             channel.eof()
         elif kind == frames.CREDIT:
@@ -201,12 +216,18 @@ class Agent:
             for context in self._contexts.values():
                 context.stale = True
 
-    def _open(self, number: int, fields: Dict[str, Any]) -> None:
-        shapes.check_open(fields)
+    def _open(self, number: int, payload: bytes) -> None:
+        fields = shapes.read_plain_run(payload)
+        if fields is None:
+            fields = frames.loads(payload)
+            shapes.check_open(fields)
         if number % 2 == 0 or number <= self._last_opened or len(self._channels) >= MAX_CHANNELS:
             raise FrameError(f"channel {number} cannot be opened")
         self._last_opened = number
-        self._greet()
+        if not self._greeted:
+            self._greet()
+            # The host asked before it heard of us: it hears of us with the first that comes of it.
+            self._unhurried = self._outbox.size
         channel = self._channels[number] = _OPS[fields["op"]](self, number, fields)
         channel.start()
 
@@ -218,6 +239,7 @@ class Agent:
 
     def emit(self, kind: int, number: int, view: memoryview) -> None:
         """Queue a frame with a payload that changes as soon as this returns."""
+        self._unhurried = 0  # a large one goes out at once, with what waits
         self._outbox.copy(frames.header(kind, number, len(view)), view)
 
     def crowded(self, resume: Callable[[], None]) -> bool:
@@ -249,7 +271,8 @@ class Agent:
             stalled, self._stalled = self._stalled, []
             for resume in stalled:
                 resume()
-        self._watch_stream(False)
+        if self._blocked:
+            self._watch_stream(False)
 
     def _watch_stream(self, blocked: bool) -> None:
         if blocked == self._blocked:

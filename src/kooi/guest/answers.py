@@ -7,12 +7,14 @@ cut with caps and made into JSON that always fits a frame.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from kooi.guest import frames, shapes
 from kooi.guest.interpreter import TEXT_LIMIT
 
 _HEAD = 5
+#: an answer without texts
+_SHORT, _SHORT_SIZE = 9, b"\0\0\0\4"
 _MOST = 4 * TEXT_LIMIT
 _ROOM = 4096
 
@@ -29,8 +31,13 @@ class Answers:
     def __init__(self) -> None:
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Answer]:
-        """Yield the answers that `data` completes, as kind, run number and texts; raise `BadAnswer`."""
+    def feed(self, data: bytes) -> Iterable[Answer]:
+        """Give the answers that `data` completes, as kind, run number and texts; raise `BadAnswer`."""
+        if len(data) == _SHORT and data[1:_HEAD] == _SHORT_SIZE and not self._held:
+            return ((data[:1], int.from_bytes(data[_HEAD:], "big"), []),)
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[Answer]:
         held = self._held
         held += data
         while len(held) >= _HEAD:

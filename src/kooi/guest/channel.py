@@ -7,7 +7,7 @@ import fcntl
 import os
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Container, Deque, Dict, Mapping, Optional, Tuple
 
 from kooi.guest import frames
 from kooi.guest.frames import CHUNK, Credit, FrameError
@@ -65,9 +65,15 @@ class Talker(Channel):
 
     def announce(self, kind: int, payload: bytes) -> None:
         """Send an EVENT or END once everything that the process has written by now is sent."""
-        self._tidings.append((kind, payload))
+        # One look at all pipes, and no fruitless read of those that are empty.
+        ready = self.agent.poller.ready()
+        owed = False
         for tap in self.taps:
-            tap.owe()
+            owed = tap.owe(ready) or owed
+        if kind == frames.END and not owed and not self._tidings:
+            self.over(payload)
+            return
+        self._tidings.append((kind, payload))
         self.advance()
 
     def abandon(self) -> None:
@@ -104,8 +110,10 @@ class Talker(Channel):
             self.listen()
 
     def _settled(self) -> bool:
-        settled = [tap.settle() for tap in self.taps]
-        return all(settled)
+        settled = True
+        for tap in self.taps:
+            settled = tap.settle() and settled
+        return settled
 
     def listen(self) -> None:
         """Take more of what the process says about itself, now that an announcement is out."""
@@ -143,11 +151,17 @@ class Tap:
         """Send to `channel` from now on; with `None` drop what comes."""
         self._channel = channel
         self._owed = 0
-        self._watch()
+        if not self._watched:
+            self._watch()
 
-    def owe(self) -> None:
-        """Note that what is in the pipe now must be sent before `settle` is true."""
-        self._owed = self._capacity if self._fd >= 0 else 0
+    def owe(self, ready: Container[int]) -> bool:
+        """Note that what is in the pipe now must be sent before `settle` is true; return whether there may be some.
+
+        `ready`: see `Poller.ready`.
+        """
+        empty = self._fd < 0 or (self._watched and self._fd not in ready)
+        self._owed = 0 if empty else self._capacity
+        return not empty
 
     def settle(self) -> bool:
         """Send what is owed, as far as credit goes; return whether none is left."""

@@ -23,8 +23,6 @@ _FUTURES = 0x1FE0000
 _ONLY_AST = 0x400
 _LONG = 64 * 1024
 _TRIES = 4
-#: what may join statements of a line, or depend on what comes before the last statement
-_NOT_PLAIN = (b";", b"global", b"__future__")
 
 
 def compile_run(source: bytes, name: str, flags: int) -> "Parts":
@@ -75,8 +73,8 @@ def _by_text(source: bytes, name: str, flags: int, make: "Make") -> "Optional[Pa
         if at < 0:
             return None
         suffix = source[at:]
-        if suffix[:1] == b"*" or any(word in suffix for word in _NOT_PLAIN):
-            return None
+        if suffix[:1] == b"*" or b";" in suffix or b"global" in suffix or b"__future__" in suffix:
+            return None  # what may join statements of a line, or depend on what comes before the last statement
         if suffix[:1] in b")]}" or source[:at].endswith(b"\\\n"):
             continue
         parts = []

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional
 from kooi.guest import frames
 from kooi.guest.answers import Answers, BadAnswer, displayed, ended, exited, failed
 from kooi.guest.channel import Feed, Tap, send_descriptor
-from kooi.guest.hatch import First, Hatched, Pipes, hatch, lay
+from kooi.guest.hatch import First, Hatched, Pipes, anew, hatch, lay
+from kooi.guest.intake import execution
 from kooi.guest.interpreter import DONE, FAILED, RESULT, WARM, WARM_UP, request
 from kooi.guest.poller import IN
 from kooi.guest.processes import send
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _IN_MEMORY = frames.WINDOW // 2
 _BACKLOG = 8
-_READ = 64 * 1024
+_READ = 8 * 1024
 
 
 class Context:
@@ -53,13 +54,15 @@ class Context:
         self._taps = (Tap(agent, self._pipes.out, frames.OUT), Tap(agent, self._pipes.err, frames.ERR))
         if hatched is not None:
             self._take_over(hatched)
+            agent.family.expect(self._pid)
 
     # Runs
 
     def submit(self, run: Run) -> None:
         """Queue a run."""
         self._waiting.append(run)
-        self.wake()
+        if not run.code_left or run.code_bytes > _IN_MEMORY:
+            self.wake()  # else its code does so, when it is here
 
     def wake(self) -> None:
         """Start the next run if the interpreter is free and enough of the code is here."""
@@ -78,7 +81,7 @@ class Context:
         run.taps = self._taps
         reader = -1
         try:
-            reader = run.open_input()
+            reader = run.open_input() if run.wants_input else -1
             if in_memory:
                 self._launch(reader, (self._count, b"".join(run.held), reader >= 0))
                 self._agent.consumed(run, run.code_bytes)
@@ -104,8 +107,8 @@ class Context:
             self._send(head)
             send_descriptor(self._control, reader)
             head = b""
-        code = b"".join(run.held)
-        self._send(b"".join((head, config, code)), run, len(code))
+        code = run.held[0] if len(run.held) == 1 else b"".join(run.held)
+        self._send(head + config + code, run, len(code))
 
     def _send(self, data: bytes, run: Optional[Run] = None, credited: int = 0) -> None:
         """Write to the interpreter, by a feed if it does not take all. The last `credited` bytes are the host's."""
@@ -193,6 +196,11 @@ class Context:
         except OSError:
             self._warmed()
 
+    def renew(self) -> None:
+        """Let the interpreter, which was given no run yet, execute a new one in its place."""
+        command, program = anew(self._agent.nursery)
+        self._send(execution(command) + program)
+
     def _warmed(self) -> None:
         ready, self._on_warm = self._on_warm, None
         if ready is not None:
@@ -205,12 +213,12 @@ class Context:
         self.stale = False
 
     def _take_over(self, hatched: Hatched) -> None:
-        self._pid, self._control = hatched
+        self._pid, self._control, owed = hatched
         self._answers = Answers()
         self.listen()
         self._agent.family.adopt(self._pid, self._exited)
-        if self._agent.nursery.setup.fresh:
-            self._send(self._agent.nursery.program)
+        if owed:
+            self._send(owed)
 
     def _exited(self, status: int) -> None:
         """Take the end of the interpreter, after the last it said."""

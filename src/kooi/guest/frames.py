@@ -32,6 +32,7 @@ _MAX_DIGITS = 20
 
 _BYTES = (1, MAX_PAYLOAD)
 _JSON = (2, MAX_JSON)
+_NEVER = (1, 0)
 
 #: kind -> (least, most) payload bytes, for what each side may send.
 FROM_HOST: Mapping[int, Tuple[int, int]] = {
@@ -72,10 +73,25 @@ def frame(kind: int, channel: int, payload: bytes = b"") -> bytes:
 
 def json_frame(kind: int, channel: int, value: Mapping[str, object]) -> bytes:
     """Return a whole frame with a JSON payload; raise `FrameError` when it is over the cap."""
+    return frame(kind, channel, json_payload(value))
+
+
+def json_payload(value: Mapping[str, object]) -> bytes:
+    """Return a JSON payload; raise `FrameError` when it is over the cap."""
     payload = dumps(value)
     if len(payload) > MAX_JSON:
         raise FrameError(f"JSON of {len(payload)} bytes, at most {MAX_JSON} fit in a frame")
-    return _HEADER.pack(len(payload), kind, channel) + payload
+    return payload
+
+
+def opening(channel: int, payload: bytes, body: bytes, ended: bool) -> bytes:
+    """Return OPEN with what follows it at once: `body` as DATA, and EOF if that is all that ever comes."""
+    parts = [_HEADER.pack(len(payload), OPEN, channel), payload]
+    if body:
+        parts += _HEADER.pack(len(body), DATA, channel), body
+    if ended:
+        parts.append(_HEADER.pack(0, EOF, channel))
+    return b"".join(parts)
 
 
 def credit_frame(channel: int, amount: int) -> bytes:
@@ -219,6 +235,25 @@ class Parser:
                 return
             yield kind, channel, scratch[start:end]
             position = end
+        self._tail = bytes(scratch[position:count])
+
+    def cut(self, count: int, into: List[Tuple[int, int, bytes]]) -> None:
+        """Do what `advance` does, with copies of the payloads: they are appended to `into`."""
+        if self._need or self._tail:
+            into.extend((kind, channel, bytes(view)) for kind, channel, view in self.advance(count))
+            return
+        scratch, position, kinds = self._scratch, 0, self._kinds
+        while count - position >= HEADER_BYTES:
+            size, kind, channel = _HEADER.unpack_from(scratch, position)
+            least, most = kinds.get(kind, _NEVER)
+            if not least <= size <= most or (channel == 0) != (kind <= CONFIG):
+                self._judge(size, kind, channel)
+            start = position + HEADER_BYTES
+            if start + size > count:
+                self._keep(scratch[position:count], HEADER_BYTES + size)
+                return
+            position = start + size
+            into.append((kind, channel, bytes(scratch[start:position])))
         self._tail = bytes(scratch[position:count])
 
     def _judge(self, size: int, kind: int, channel: int) -> None:

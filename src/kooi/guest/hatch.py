@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import _socket as socket  # the plain module, without enums: see `children`
 import os
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 from kooi.guest import fresh
 from kooi.guest.children import Nursery
@@ -31,10 +31,11 @@ class Pipes(NamedTuple):
 
 
 class Hatched(NamedTuple):
-    """An interpreter that was started: its pid, and our end of its control socket."""
+    """An interpreter that was started: its pid, our end of its control socket, and what it must be sent before all."""
 
     pid: int
     control: int
+    owed: bytes = b""
 
 
 def lay() -> Pipes:
@@ -45,16 +46,15 @@ def lay() -> Pipes:
 def hatch(nursery: Nursery, pipes: Pipes, source: int, first: Optional[First] = None) -> Hatched:
     """Start an interpreter with the descriptor `source` as its input, and with its first run if that is in memory.
 
-    A fresh one must be sent `nursery.program` before anything else. Raises `OSError` when there can be no more
-    processes.
+    Raises `OSError` when there can be no more processes.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     out, err = pipes.out_end, pipes.err_end
     plan = ((theirs.fileno(), CONTROL), (out, SPARE_OUT), (err, SPARE_ERR), (source, 0), (out, 1), (err, 2))
+    owed = b""
     try:
         if nursery.setup.fresh:
-            setup = nursery.setup
-            command = fresh.command(setup.python_argv, setup.sys_path, nursery.cwd, len(nursery.program))
+            command, owed = anew(nursery)
             pid = nursery.spawn(command, plan)
         else:
             pid = nursery.start(plan, lambda: _live(nursery, first))
@@ -65,7 +65,13 @@ def hatch(nursery: Nursery, pipes: Pipes, source: int, first: Optional[First] = 
         theirs.close()
     control = ours.detach()
     os.set_blocking(control, False)
-    return Hatched(pid, control)
+    return Hatched(pid, control, owed)
+
+
+def anew(nursery: Nursery) -> Tuple[List[str], bytes]:
+    """Return the command that executes a new interpreter, and the program that this takes first."""
+    setup, program = nursery.setup, nursery.program
+    return fresh.command(setup.python_argv, setup.sys_path, nursery.cwd, len(program)), program
 
 
 def _live(nursery: Nursery, first: Optional[First]) -> None:

@@ -1,4 +1,4 @@
-"""What a context's interpreter hears from its agent. Imports nothing: see `interpreter`.
+"""What a context's interpreter hears from its agent, but for the runs. Imports nothing: see `interpreter`.
 
 Code may raise from a signal handler at any moment: so reading bytes and keeping them are one call here, and whoever was
 interrupted goes on where it was.
@@ -6,11 +6,15 @@ interrupted goes on where it was.
 
 import posix
 
-from kooi.guest.streams import CONTROL
+from kooi.guest.streams import CONTROL, SPARE_ERR, SPARE_OUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional
+    from typing import List, NoReturn, Optional, Sequence
+
+HEADER_BYTES = 18
+#: how the header begins that has, in place of a run's, a program to execute
+EXECUTE = b"X"
 
 _CHUNK = 256 * 1024
 
@@ -55,3 +59,22 @@ class Body:
             return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         except MemoryError:
             return None
+
+
+def execution(command: "Sequence[str]") -> bytes:
+    """Return what makes an interpreter execute `command` in its place."""
+    body = "\0".join(command).encode("utf-8", "surrogateescape")
+    return EXECUTE + len(body).to_bytes(HEADER_BYTES - 1, "big") + body
+
+
+def execute(head: bytes) -> "NoReturn":
+    """Execute the command that follows `head`. What is not a new interpreter then is none at all."""
+    try:
+        body = Body(int.from_bytes(head[1:], "big"))
+        body.fill()
+        command = (body.value() or b"").split(b"\0")
+        for fd in (CONTROL, SPARE_OUT, SPARE_ERR):
+            posix.set_inheritable(fd, True)
+        posix.execv(command[0], command)
+    finally:
+        posix._exit(127)

@@ -15,7 +15,7 @@ import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 
 from kooi.guest.code import compile_run
-from kooi.guest.intake import Body, Gone, receive
+from kooi.guest.intake import EXECUTE, HEADER_BYTES, Body, Gone, execute, receive
 from kooi.guest.streams import CONTROL, SPARE_ERR, SPARE_OUT, Streams, receive_input
 
 TYPE_CHECKING = False
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
     from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-HEADER_BYTES = 18
 #: in place of a run's header: take the page faults of a first run
 WARM_UP = b"W" + bytes(HEADER_BYTES - 1)
 #: kinds of answers: a value to display, done, failed with an exception, warmed up
@@ -33,6 +32,7 @@ TEXT_LIMIT = 64 * 1024
 _STUBBORN = 8
 _SOURCES_LIMIT = 4 * 1024 * 1024
 _WARMING = b"def f(x):\n    return [str(x)]\nprint(f(1))\n{}['warm']\n"
+_WARMING_RUN = b"print(end='')"
 
 
 def request(number: int, config: bytes, code_bytes: int, fed: int) -> bytes:
@@ -130,7 +130,8 @@ class Interpreter:
                 self._unanswered = 0
 
     def _warm(self) -> None:
-        """Take the page faults of a first run: compile, print into the void, format a traceback if that is loaded."""
+        """Take the page faults of a first run: do one that says nothing, then fail and print into the void."""
+        self._run(0, _WARMING_RUN, False)
         out, sys.stdout = sys.stdout, TextIOWrapper(BufferedWriter(FileIO("/dev/null", "w")), "utf-8")
         try:
             self._execute(_WARMING, "<warm>")
@@ -154,22 +155,24 @@ class Interpreter:
         head = heads[0]
         if len(head) != HEADER_BYTES:
             raise Gone
-        if head[:1] == b"W":
-            heads.clear()
-            self._warm()
-            return self._next()
+        if head[:1] == EXECUTE:
+            execute(head)
         if head[1] == 1 and not self._bodies:
             receive_input()
         if not self._bodies:
-            self._bodies = Body(int.from_bytes(head[6:10], "big")), Body(int.from_bytes(head[10:18], "big"))
+            sizes = int.from_bytes(head[6:10], "big"), int.from_bytes(head[10:18], "big")
+            self._bodies = tuple(map(Body, sizes)) if sizes[0] else (Body(sizes[1]),)
         for body in self._bodies:
             body.fill()
-        config, code = (body.value() for body in self._bodies)
-        if config:
+        code = self._bodies[-1].value()
+        if len(self._bodies) > 1 and (config := self._bodies[0].value()):
             _configure(config)
         number = self._unanswered = int.from_bytes(head[2:6], "big")
         self._bodies = ()
         heads.clear()
+        if head[:1] == b"W":
+            self._warm()
+            return self._next()
         return number, code, head[1] > 0
 
     def _run(self, number: int, code: "Optional[bytes]", stdin: bool) -> None:
@@ -195,7 +198,8 @@ class Interpreter:
         if posix.getpid() != self._pid:
             self._leave(0)
         self._streams.flush()
-        self._say(said)
+        if number:
+            self._say(said)
         self._unanswered = 0
 
     def _execute(self, source: bytes, name: str) -> "Any":

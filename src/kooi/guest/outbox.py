@@ -62,7 +62,10 @@ class Outbox:
                 count = os.writev(self._fd, batch)
             except BlockingIOError:
                 return False
-            self._drop(count)
+            if count == self.size:
+                self.clear()
+            else:
+                self._drop(count)
         return True
 
     def _drop(self, count: int) -> None:

@@ -18,6 +18,7 @@ Reaped = Callable[[int], None]
 
 _SWEEP_SECONDS = 2.0
 _BETWEEN_KILLS = 0.002
+_FEW, _MANY = 512, 1 << 16
 
 
 class _Sweep:
@@ -37,21 +38,26 @@ class Family:
         # Processes of another uid are hidden from an agent without capabilities by its own /proc.
         self._hidden = hidden
         self._known: Dict[int, Reaped] = {}
-        self._sweeps: List[_Sweep] = []
+        #: the trees that are being killed; while there are some `reap` must be called again soon, without a signal
+        self.sweeps: List[_Sweep] = []
         self._children = _open("/proc/thread-self/children")
         self._inner: Dict[int, int] = {}
-
-    @property
-    def sweeping(self) -> bool:
-        """Whether `reap` must be called again soon, without waiting for a signal."""
-        return bool(self._sweeps)
+        # What the file said the last time that all in it were known.
+        self._calm: Optional[bytes] = None
 
     def adopt(self, pid: int, reaped: Reaped) -> None:
         """Know `pid`, a new child; `reaped(status)` is called when it has ended."""
         self._known[pid] = reaped
+        self._calm = None
+
+    def expect(self, pid: int) -> None:
+        """Do ahead what `left` needs to look below a known child."""
+        if not self._hidden and pid > 0:
+            self._inner[pid] = _open(f"/proc/{pid}/task/{pid}/children")
 
     def disown(self, pid: int) -> None:
         """Know `pid` no more."""
+        self._calm = None
         self._known.pop(pid, None)
 
     def reap(self) -> None:
@@ -67,10 +73,11 @@ class Family:
             reaped = self._known.pop(pid, None)
             if reaped is not None:
                 reaped(status)
-        for sweep in list(self._sweeps):
+        for sweep in list(self.sweeps):
             self._carry_on(sweep)
 
     def _forget(self, pid: int) -> None:
+        self._calm = None
         fd = self._inner.pop(pid, -1)
         if fd >= 0:
             os.close(fd)
@@ -82,7 +89,7 @@ class Family:
         for pid in fresh:
             send(pid, signal.SIGKILL, group=True)
         if not fresh or time.monotonic() > sweep.deadline:
-            self._sweeps.remove(sweep)
+            self.sweeps.remove(sweep)
             sweep.done()
 
     def kill(self, leader: int, done: Callable[[], None]) -> None:
@@ -91,7 +98,7 @@ class Family:
         `done()` is called once none of it is left, after the leader's own callback, or 2 s later.
         """
         spared = {pid for pid in self._strays() if _session(pid) != leader}
-        self._sweeps.append(_Sweep(leader, spared, done))
+        self.sweeps.append(_Sweep(leader, spared, done))
         send(leader, signal.SIGKILL, group=True)
 
     def kill_all(self) -> None:
@@ -126,32 +133,41 @@ class Family:
         return None if below is None else count + below
 
     def _strays(self) -> Set[int]:
-        children = self._read_children(self._children)
-        if children is None:
+        listed = _listed(self._children)
+        if listed is not None and listed == self._calm:
+            return set()
+        if listed is None:
             me = os.getpid()
             children = [pid for pid, parent in _parents().items() if parent == me]
-        return {pid for pid in children if pid not in self._known}
+        else:
+            children = list(map(int, listed.split()))
+        strays = {pid for pid in children if pid not in self._known}
+        self._calm = None if strays else listed
+        return strays
 
     def _below(self, pid: int) -> Optional[int]:
         """Count the descendants of a known child. One with neither children nor a second thread costs 4 us."""
         fd = self._inner.get(pid, -1)
         if fd < 0:
             fd = self._inner[pid] = _open(f"/proc/{pid}/task/{pid}/children")
-        children = self._read_children(fd)
+        children = _listed(fd)
         try:
             threads = os.stat(f"/proc/{pid}/task").st_nlink - 2
         except OSError:
             return None
-        return 0 if children == [] and threads == 1 else len(_descendants(pid))
+        return 0 if children == b"" and threads == 1 else len(_descendants(pid))
 
-    @staticmethod
-    def _read_children(fd: int) -> Optional[List[int]]:
-        if fd < 0:
-            return None
-        try:
-            return list(map(int, os.pread(fd, 1 << 16, 0).split()))
-        except OSError:
-            return None
+
+def _listed(fd: int) -> Optional[bytes]:
+    """Return what a `children` file says; None when it does not."""
+    if fd < 0:
+        return None
+    try:
+        # It is hardly ever longer than this, and room for all that it could hold costs more than to read it.
+        listed = os.pread(fd, _FEW, 0)
+        return listed if len(listed) < _FEW else os.pread(fd, _MANY, 0)
+    except OSError:
+        return None
 
 
 def send(pid: int, number: int, group: bool) -> None:

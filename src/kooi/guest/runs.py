@@ -21,7 +21,7 @@ class Run(Talker):
         self.code_bytes: int = fields["code_bytes"]
         self.code_left = self.code_bytes
         self.held: List[bytes] = []
-        self._wants_input: bool = fields["stdin"]
+        self.wants_input: bool = fields["stdin"]
         self._started = False
         self._input: Optional[Feed] = None
         self._early: List[bytes] = []
@@ -34,9 +34,13 @@ class Run(Talker):
 
     def data(self, view: memoryview) -> None:
         """Take code, then input."""
+        if not self._started and len(view) == self.code_left:
+            self.code_left = 0
+            self.held.append(bytes(view))
+            return self._context.wake()
         code, rest = view[: self.code_left], view[self.code_left :]
         self.code_left -= len(code)
-        if rest and not self._wants_input:
+        if rest and not self.wants_input:
             raise FrameError("DATA beyond the code of a run without input")
         if self._started:
             if code:
@@ -52,16 +56,14 @@ class Run(Talker):
 
     def eof(self) -> None:
         """Take the end of the input."""
-        if not self._wants_input or self.code_left or self._eof:
+        if not self.wants_input or self.code_left or self._eof:
             raise FrameError("EOF that does not fit the run")
         self._eof = True
         if self._input is not None:
             self._input.end()
 
     def open_input(self) -> int:
-        """Make the pipe of the input; return its read end, or -1 when the run has no input."""
-        if not self._wants_input:
-            return -1
+        """Make the pipe of the input of a run that wants some; return its read end."""
         reader, writer = os.pipe()
         self._input = Feed(self.agent, writer, self)
         return reader

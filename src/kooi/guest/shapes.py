@@ -6,7 +6,8 @@ and raises `FrameError`: an unknown key, a missing one, a wrong type and a value
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping
+import re
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from kooi.guest.frames import FrameError
 
@@ -185,7 +186,7 @@ def check_control(value: Dict[str, Any]) -> None:
 def check_open(value: Dict[str, Any]) -> None:
     """Check the host's OPEN."""
     op = value.get("op")
-    if op == "run" and _plain_run(value):
+    if op == "run" and len(value) == 5 and _plain_run(value):
         return
     rest = {key: each for key, each in value.items() if key != "op"}
     if op == "exec":
@@ -200,17 +201,49 @@ def check_open(value: Dict[str, Any]) -> None:
     _require(rest, fields, f"OPEN of {op}")
 
 
-def _plain_run(value: Dict[str, Any]) -> bool:
+def _plain_run(value: Mapping[str, Any]) -> bool:
     """Return whether this is a run as most are; a short way, for a forked agent pays for every function it touches."""
     size = value.get("code_bytes")
     return (
-        len(value) == 5
-        and type(value.get("context")) is str
+        type(value.get("context")) is str
         and type(size) is int
         and 0 <= size <= _MAX_INT
         and type(value.get("stdin")) is bool
         and value.get("limits") == {}
     )
+
+
+_RUN = b'{"op":"run","context":"","code_bytes":%d,"stdin":%s,"limits":{}}'
+_RUN_AGAIN = re.compile(
+    rb'{"op":"run","context":"","code_bytes":(0|[1-9][0-9]{0,17}),"stdin":(true|false),"limits":{}}'
+)
+
+#: END of a run or command in the very bytes that most of them have: to know these is shorter than to read them
+PLAIN_ENDS: Mapping[bytes, Mapping[str, Any]] = {
+    b'{"status":"ok","exit_code":null,"signal":null,"error":null,"left":%s}' % said: {
+        "status": "ok",
+        "exit_code": None,
+        "signal": None,
+        "error": None,
+        "left": left,
+    }
+    for said, left in ((b"null", None), (b"0", 0))
+}
+
+
+def plain_run(fields: Mapping[str, Any]) -> Optional[bytes]:
+    """Return the JSON of the OPEN of a run in the default context; None for what is not as plain as that."""
+    if fields.get("context") != "" or len(fields) != 4 or not _plain_run(fields):
+        return None
+    return _RUN % (fields["code_bytes"], b"true" if fields["stdin"] else b"false")
+
+
+def read_plain_run(payload: bytes) -> Optional[Dict[str, Any]]:
+    """Return what `plain_run` was given; None for any other JSON."""
+    found = _RUN_AGAIN.fullmatch(payload)
+    if found is None:
+        return None
+    return {"op": "run", "context": "", "code_bytes": int(found[1]), "stdin": found[2] == b"true", "limits": {}}
 
 
 def takes_input(fields: Mapping[str, Any]) -> bool:

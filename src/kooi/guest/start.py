@@ -1,8 +1,10 @@
 """How an agent comes to be: from nothing, or with its first interpreter hatched ahead of its own confinement.
 
 Theory of operation: three processes may do a part of it. The one that forks agents makes what all have in common
-(`prepare`). A blank, before it is known what for, forks the first interpreter, which is confined for good at once,
-and rehearses a run (`hatch_ahead`). The process that has its stream `serve`s; what was not done before is done there.
+(`prepare`). A blank, before it is known what for, starts the first interpreter, which is confined for good at once,
+and rehearses a run (`hatch_ahead`). That interpreter is a fork or, with `Setup.fresh`, executed; a fork may still
+execute a new one in its own place, and is ready sooner than one that is forked for that (`renew`). The process that has
+its stream `serve`s; what was not done before, or was done for the other kind, is done there.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ from typing import Callable, NamedTuple, NoReturn, Optional, Tuple
 from kooi.guest.agent import Agent, StreamEnded
 from kooi.guest.children import Nursery, Setup
 from kooi.guest.hatch import Hatched, Pipes, hatch, lay
-from kooi.guest.interpreter import WARM_UP
 from kooi.guest.rehearsal import rehearse
 
-__all__ = ["Ahead", "Setup", "hatch_ahead", "prepare", "serve"]
+__all__ = ["Ahead", "Setup", "hatch_ahead", "prepare", "renew", "serve"]
 
 _prepared: Optional[Agent] = None
 
@@ -86,10 +87,25 @@ def hatch_ahead(setup: Setup, seal: Callable[[], None]) -> Ahead:
     nursery.setup = setup._replace(confine_code=seal)
     hatched = hatch(nursery, pipes, nursery.null)
     nursery.setup = setup
-    os.write(hatched.control, WARM_UP)
     ready.settle(pipes, hatched)
+    ready.context("").warm(_unheard)
     rehearse(ready)
     return Ahead(ready, hatched.pid)
+
+
+def _unheard() -> None:
+    """Nobody waits for an interpreter that gets warm ahead."""
+
+
+def renew(ahead: Ahead) -> None:
+    """Let a forked interpreter execute a new one in its place: same process, confined as it is. It ends if it cannot.
+
+    Before the box's first run; every interpreter that starts later is a new one too. One that was executed stays.
+    """
+    nursery = ahead.agent.nursery
+    if not nursery.setup.fresh:
+        nursery.setup = nursery.setup._replace(fresh=True)
+        ahead.agent.context("").renew()
 
 
 def _from_nothing(setup: Setup) -> Agent:
@@ -104,13 +120,13 @@ def serve(stream_fd: int, setup: Setup, ahead: Optional[Ahead] = None) -> NoRetu
     """Serve the host on `stream_fd` until it goes, then kill everything and exit. Never returns.
 
     Call it in a process of its own, single-threaded, that is confined and not dumpable already. Signals, descriptors 0
-    to 2, the environment and the collector of this process are changed. With `setup.fresh` what was hatched `ahead` is
-    of no use and is killed.
+    to 2, the environment and the collector of this process are changed. An interpreter `ahead` that is not of the kind
+    that `setup.fresh` asks for is killed.
     """
     agent = None
     try:
         gc.freeze()
-        if ahead is not None and setup.fresh:
+        if ahead is not None and ahead.agent.nursery.setup.fresh != setup.fresh:
             _discard(ahead)
             ahead = None
         agent = _from_nothing(setup) if ahead is None else ahead.agent

@@ -53,7 +53,10 @@ class Streams:
 
     def flush(self) -> None:
         """Flush what the code printed: what it put in place of its streams, then the real ones."""
-        for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None), self._out, self._err):
+        theirs = getattr(sys, "stdout", None), getattr(sys, "stderr", None)
+        ours = self._out, self._err
+        untouched = theirs[0] is ours[0] and theirs[1] is ours[1]
+        for stream in ours if untouched else (*theirs, *ours):
             try:
                 stream.flush()  # type: ignore[union-attr]
             except BaseException:
@@ -83,10 +86,10 @@ def _text_output(fd: int) -> TextIOWrapper:
 
 def _identity(fd: int) -> "Tuple[int, int]":
     try:
-        status = posix.fstat(fd)
+        number, device = posix.fstat(fd)[1:3]
     except OSError:
         return (-1, -1)
-    return status.st_dev, status.st_ino
+    return device, number
 
 
 def _replant(spare: int, fd: int) -> None:

@@ -23,7 +23,6 @@ class Counters(NamedTuple):
 
     cpu_ns: int
     memory_peak: int | None
-    memory_now: int
     pids_now: int
     pids_peak: int | None
 
@@ -55,6 +54,8 @@ def number(data: bytes, what: str) -> int:
 def field(data: bytes, key: str, what: str) -> int:
     """Return the number on the one line of `key` in `key value` lines."""
     prefix = key.encode("ascii") + b" "
+    if data.startswith(prefix) and b"\n" + prefix not in data:
+        return number(data[len(prefix) : data.find(b"\n") + 1], f"{what} {key}")
     found = [line[len(prefix) :] for line in data.splitlines() if line.startswith(prefix)]
     if len(found) != 1:
         raise KooiError(f"the kernel's {what} has {len(found)} lines of {key!r}: {data[:200]!r}")

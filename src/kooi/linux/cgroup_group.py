@@ -14,11 +14,12 @@ import time
 from typing import Mapping
 
 from kooi.contract.errors import KooiError, SetupFailed
-from kooi.linux.cgroup_files import Counters, check_name, read_fd, write
+from kooi.linux.cgroup_files import Counters, check_name, field, number, read_fd, write
 from kooi.linux.cgroup_kill import kill_members, members, remove_group
 
 MODE = 0o755
 _PAUSE = 0.0005
+_SHORT_BYTES = 448  # with its head it is memory that Python has at hand; the lines we want come early
 
 
 class Group:
@@ -43,6 +44,7 @@ class Group:
         self._parents = parents
         self._features = features
         self._fds: dict[str, int] = {}
+        self._values: dict[str, tuple[bytes, int]] = {}
         self.paths: dict[str, str] = {key: f"{root}/{name}" for key, root in roots.items()}
         made: list[int] = []
         try:
@@ -62,6 +64,14 @@ class Group:
 
     def usage(self) -> Counters:
         """Return what the group used since it was made (memory peak: since `reset_peaks`)."""
+        raise NotImplementedError
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time alone."""
+        raise NotImplementedError
+
+    def memory_now(self) -> int:
+        """Return how many bytes are charged to the group now."""
         raise NotImplementedError
 
     def oom_kills(self) -> int:
@@ -194,6 +204,17 @@ class Group:
         if fd is None:
             fd = self._fds[file] = os.open(f"{self.name}/{file}", flags | os.O_CLOEXEC, dir_fd=self._parents[key])
         return fd
+
+    def _value(self, key: str, file: str, name: str | None = None) -> int:
+        """Return the number in a file, or the one that its line `name` holds. Most files say what they said before."""
+        fd = self._fds.get(file)
+        data = os.pread(self._fd(key, file) if fd is None else fd, _SHORT_BYTES, 0)
+        known = self._values.get(file)
+        if known is not None and known[0] == data:
+            return known[1]
+        value = number(data, file) if name is None else field(data, name, file)
+        self._values[file] = data, value
+        return value
 
     def _read(self, key: str, file: str) -> bytes:
         fd = self._fds.get(file)

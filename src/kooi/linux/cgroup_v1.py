@@ -8,7 +8,7 @@ of 64 MB). They are counted and bounded apart once their own limit is set, so a 
 
 from __future__ import annotations
 
-from kooi.linux.cgroup_files import Counters, check_limit, field, number
+from kooi.linux.cgroup_files import Counters, check_limit
 from kooi.linux.cgroup_group import Group
 
 MEMORY = "memory.limit_in_bytes"
@@ -37,23 +37,26 @@ class GroupV1(Group):
         self._write("pids", "pids.max", tasks, b"max")
 
     def usage(self) -> Counters:
-        if "cpuacct" in self._parents:
-            cpu_ns = number(self._read("cpuacct", "cpuacct.usage"), "cpuacct.usage")
-        else:
-            cpu_ns = field(self._read("unified", "cpu.stat"), "usage_usec", "cpu.stat") * 1000
         return Counters(
-            cpu_ns,
-            number(self._read("memory", "memory.max_usage_in_bytes"), "memory.max_usage_in_bytes"),
-            number(self._read("memory", "memory.usage_in_bytes"), "memory.usage_in_bytes"),
-            number(self._read("pids", "pids.current"), "pids.current"),
-            number(self._read("pids", "pids.peak"), "pids.peak") if "pids.peak" in self._features else None,
+            self.cpu_ns(),
+            self._value("memory", "memory.max_usage_in_bytes"),
+            self._value("pids", "pids.current"),
+            self._value("pids", "pids.peak") if "pids.peak" in self._features else None,
         )
 
+    def cpu_ns(self) -> int:
+        if "cpuacct" in self._parents:
+            return self._value("cpuacct", "cpuacct.usage")
+        return self._value("unified", "cpu.stat", "usage_usec") * 1000
+
+    def memory_now(self) -> int:
+        return self._value("memory", "memory.usage_in_bytes")
+
     def oom_kills(self) -> int:
-        return field(self._read("memory", "memory.oom_control"), "oom_kill", "memory.oom_control")
+        return self._value("memory", "memory.oom_control", "oom_kill")
 
     def pids_hits(self) -> int:
-        return field(self._read("pids", "pids.events"), "max", "pids.events")
+        return self._value("pids", "pids.events", "max")
 
     def reset_peaks(self) -> bool:
         self._write("memory", "memory.max_usage_in_bytes", 0, b"0")

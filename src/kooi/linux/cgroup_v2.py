@@ -13,7 +13,7 @@ import subprocess
 import time
 
 from kooi.contract.errors import KooiError
-from kooi.linux.cgroup_files import PREFIX, Counters, check_limit, field, number, read_all, read_pids, write
+from kooi.linux.cgroup_files import PREFIX, Counters, check_limit, read_all, read_pids, write
 from kooi.linux.cgroup_group import MODE, Group
 from kooi.linux.cgroup_layout import NEEDED, SLICE, Hierarchy, Layout, hierarchies, try_group
 
@@ -32,18 +32,23 @@ class GroupV2(Group):
 
     def usage(self) -> Counters:
         return Counters(
-            field(self._read("unified", "cpu.stat"), "usage_usec", "cpu.stat") * 1000,
+            self.cpu_ns(),
             self._memory_peak(),
-            number(self._read("unified", "memory.current"), "memory.current"),
-            number(self._read("unified", "pids.current"), "pids.current"),
-            number(self._read("unified", "pids.peak"), "pids.peak") if "pids.peak" in self._features else None,
+            self._value("unified", "pids.current"),
+            self._value("unified", "pids.peak") if "pids.peak" in self._features else None,
         )
 
+    def cpu_ns(self) -> int:
+        return self._value("unified", "cpu.stat", "usage_usec") * 1000
+
+    def memory_now(self) -> int:
+        return self._value("unified", "memory.current")
+
     def oom_kills(self) -> int:
-        return field(self._read("unified", "memory.events"), "oom_kill", "memory.events")
+        return self._value("unified", "memory.events", "oom_kill")
 
     def pids_hits(self) -> int:
-        return field(self._read("unified", "pids.events"), "max", "pids.events")
+        return self._value("unified", "pids.events", "max")
 
     def reset_peaks(self) -> bool:
         if "memory.peak" not in self._features:
@@ -53,7 +58,7 @@ class GroupV2(Group):
         old = self._fds.pop("memory.peak", None)
         if old is not None:
             os.close(old)
-        self.peak_base = number(self._read("unified", "memory.peak"), "memory.peak")
+        self.peak_base = self._value("unified", "memory.peak")
         try:
             fd = os.open(f"{self.name}/memory.peak", os.O_RDWR | os.O_CLOEXEC, dir_fd=self._parents["unified"])
         except OSError:
@@ -71,7 +76,7 @@ class GroupV2(Group):
     def _memory_peak(self) -> int | None:
         if "memory.peak" not in self._features:
             return None
-        peak = number(self._read("unified", "memory.peak"), "memory.peak")
+        peak = self._value("unified", "memory.peak")
         return peak if self._exact or peak > self.peak_base else None
 
 

@@ -213,6 +213,7 @@ class Cells:
             old = self.serving.get(cell.key)
             self.serving[cell.key] = cell
             if old is not None:
+                cell.fresh_asked = old.fresh_asked
                 self.retire(old)
         else:
             self._loop.tell_host({"cell": cell.key, "ready": True})

@@ -9,6 +9,7 @@ Runs inside the box: standard library only, Python >= 3.8.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -67,7 +68,9 @@ class Confinement:
         table = rlimits.table(values or rlimits.BASE)
         rlimits.apply(table)
         if self.companion:
-            rlimits.apply_to(self.companion, table)
+            # One that has ended already is replaced by one that inherits ours.
+            with contextlib.suppress(ProcessLookupError):
+                rlimits.apply_to(self.companion, table)
 
     def _landlock_rules(self, clauses: Sequence[str], allow: Sequence[Sequence[Any]]) -> None:
         """Collect what is allowed while opening paths is still cheap; nothing is restricted yet."""

@@ -48,14 +48,15 @@ class Entry:
 
 
 class Request:
-    """A box that the host asked for: its limits, its plan and its end of the stream."""
+    """A box that the host asked for: its limits, whether it is a fresh one, its plan and its end of the stream."""
 
-    __slots__ = ("box", "memory", "plan", "processes", "stream")
+    __slots__ = ("box", "fresh", "memory", "plan", "processes", "stream")
 
     def __init__(self, head: dict[str, Any], plan: bytes, stream: int) -> None:
         self.box: int = head["box"]
         self.memory: int | None = head["memory"]
         self.processes: int | None = head["processes"]
+        self.fresh: bool = head["fresh"]
         self.plan = plan
         self.stream = stream
 
@@ -74,7 +75,11 @@ class Cell:
         self.slot: Slot | None = None
         self.ids: IdPairs | None = None
         self.pidfd = -1
+        #: blanks whose interpreter is forked, and those whose interpreter was executed
         self.ready: deque[Entry] = deque()
+        self.fresh: deque[Entry] = deque()
+        #: whether a fresh box was asked for, of this cell or the one it replaces
+        self.fresh_asked = False
         self.waiting: deque[Request] = deque()
         self.making: dict[int, Entry] = {}
         self.boxes: set[Entry] = set()

@@ -55,7 +55,7 @@ class Slot:
 
     def start_clock(self) -> None:
         """Count CPU time and memory from now on: what a blank used to get ready is not its box's."""
-        self.cpu_ns = self.group.usage().cpu_ns
+        self.cpu_ns = self.group.cpu_ns()
         self.group.reset_peaks()
 
     def describe(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Groups:
     def _recycle(self, slot: Slot) -> None:
         try:
             slot.group.thaw()
-            if not slot.group.populated() and slot.group.usage().memory_now <= _LEFTOVER_BYTES:
+            if not slot.group.populated() and slot.group.memory_now() <= _LEFTOVER_BYTES:
                 self._free.append(slot)
                 return
             slot.group.remove()

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_MESSAGE = 1 << 18
-# To a blank: go on; with a request waiting, go on without doing anything ahead that the request does not need.
-GO, GO_NOW = b"go", b"go now"
+# To a blank: go on, and hatch an interpreter by forking or by executing one; or, with a request waiting, go on without
+# doing anything ahead that the request does not need.
+GO, GO_FRESH, GO_NOW = b"go", b"go fresh", b"go now"
 _MAX_FDS = 4
 
 
@@ -30,8 +31,10 @@ def send(connection: socket.socket, head: Mapping[str, Any], body: bytes = b"", 
 def receive_packet(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Receive one packet as it is, and its descriptors (close-on-exec); empty at the end of the stream."""
     received = array.array("i")
+    # Room for the largest would be mapped and given back for each, which costs more than to ask for its size.
+    size = min(connection.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC), MAX_MESSAGE)
     data, ancillary, _flags, _address = connection.recvmsg(
-        MAX_MESSAGE, socket.CMSG_SPACE(_MAX_FDS * received.itemsize), socket.MSG_CMSG_CLOEXEC
+        max(size, 1), socket.CMSG_SPACE(_MAX_FDS * received.itemsize), socket.MSG_CMSG_CLOEXEC
     )
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -19,10 +19,16 @@ from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.journal import Journal
 from kooi.spawn.watchdog import Watchdog
 
+# At most so many blanks with an executed interpreter: it shares no memory with any other, and few boxes are fresh.
+FRESH_AHEAD = 2
 # A zygote's queue holds about ten packets; it never gets more than it can take at once.
 _MAKING = 8
 _FAILURES = 3
 _REFILL_SECONDS = 0.004
+# The same for a box that has yet to execute its interpreter.
+_EXECUTING_SECONDS = 0.012
+# It is put off only while more than such a part of the stock is left: who asks without a pause must not run dry.
+_PATIENCE = 4
 _RETRY_SECONDS = 0.05
 _WORDS_BYTES = 2000
 
@@ -105,7 +111,7 @@ class Shop:
 
     def cell_ended(self, cell: Cell, reason: str) -> None:
         """Let go of its blanks, and tell the host about boxes that never came. Its boxes report their own end."""
-        for entry in [*cell.making.values(), *cell.ready, *cell.boxes]:
+        for entry in [*cell.making.values(), *cell.ready, *cell.fresh, *cell.boxes]:
             if entry.pidfd < 0:
                 self._discard(entry)
             else:
@@ -147,21 +153,27 @@ class Shop:
     # Blanks.
 
     def _refill(self, cell: Cell) -> None:
-        """Have as many blanks on the way as requests wait, and `ahead` more."""
+        """Have as many blanks on the way as requests wait, and some more; each is told its kind once it is made."""
         if not cell.live or cell.ended:
             return
-        serving = self._cells.serving.get(cell.key) is cell
-        wanted = len(cell.waiting) + (self._ahead if serving else 0) - len(cell.ready) - len(cell.making)
+        wanted = len(cell.waiting) - len(cell.making)
+        if self._cells.serving.get(cell.key) is cell:
+            wanted += max(0, self._ahead - len(cell.ready)) + max(0, self._fresh_ahead(cell) - len(cell.fresh))
         for _ in range(min(wanted, _MAKING - len(cell.making))):
             if not self._make_blank(cell):
                 return
 
+    def _fresh_ahead(self, cell: Cell) -> int:
+        """Return how many blanks with an executed interpreter to keep: none for a cell that nobody wants them of."""
+        return min(FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
+
     def _refill_soon(self, cell: Cell) -> None:
-        """Refill in a moment: making a blank takes a CPU from the box that is just starting, or from what follows."""
+        """Refill in a moment: making a blank takes a CPU from the box that is just starting or ending."""
         if cell.waiting:
             self._refill(cell)
-        elif not cell.ended:
-            self._later.setdefault(cell, time.monotonic() + _REFILL_SECONDS)
+        elif not cell.ended and (cell not in self._later or _PATIENCE * len(cell.ready) > self._ahead):
+            # While there is stock for more it waits until nothing has happened for that long.
+            self._later[cell] = time.monotonic() + _REFILL_SECONDS
 
     def _make_blank(self, cell: Cell) -> bool:
         pair = cell.ids.take() if cell.ids is not None else None
@@ -204,16 +216,24 @@ class Shop:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
         del cell.making[entry.number]
+        fresh = self._to_be_fresh(cell)
         try:
-            entry.control.send(messages.GO_NOW if cell.waiting else messages.GO)
+            entry.control.send(messages.GO_FRESH if fresh else messages.GO_NOW if cell.waiting else messages.GO)
         except OSError:
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
             return
         if cell.waiting:
             self._hand_over(entry, cell.waiting.popleft())
         else:
-            cell.ready.append(entry)
+            (cell.fresh if fresh else cell.ready).append(entry)
         self._refill(cell)
+
+    def _to_be_fresh(self, cell: Cell) -> bool:
+        """Say whether the next blank is to execute an interpreter, which takes longer than all else it has to do."""
+        if cell.waiting:
+            return cell.waiting[0].fresh
+        # Of two kinds that lack, a forked one first: it serves requests of both, a fresh one only its own.
+        return len(cell.fresh) < min(len(cell.ready), self._fresh_ahead(cell))
 
     # Boxes.
 
@@ -224,9 +244,15 @@ class Shop:
             self._loop.tell_host({"box": request.box, "failed": "its cell is gone"})
             return
         cell.served += 1
-        if cell.ready:
-            self._hand_over(cell.ready.popleft(), request)
-            self._refill_soon(cell)
+        cell.fresh_asked |= request.fresh
+        # A forked blank makes a fresh box too, by executing; the other way round would lack what is preloaded.
+        stock = cell.fresh if request.fresh and cell.fresh else cell.ready
+        if stock:
+            self._hand_over(stock.popleft(), request)
+            if request.fresh and stock is cell.ready:
+                self._later[cell] = time.monotonic() + _EXECUTING_SECONDS
+            else:
+                self._refill_soon(cell)
         else:
             cell.waiting.append(request)
             self._refill(cell)
@@ -253,8 +279,6 @@ class Shop:
         finally:
             os.close(request.stream)
         self._loop.watch(entry.control.fileno(), lambda: self._hear(entry))
-        slot = entry.slot.describe() if entry.slot is not None else None
-        self._loop.tell_host({"box": request.box, "opened": entry.pid, "slot": slot})
 
     def _hear(self, entry: Entry) -> None:
         """A blank says only why it could not become a box; that it could is the end of its control socket."""
@@ -264,7 +288,9 @@ class Shop:
             self._loop.tell_host({"box": entry.box, "failed": said})
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
         else:
-            self._loop.tell_host({"box": entry.box, "confined": True})
+            # Not said before: the host would be woken to hear it while the box is on its way.
+            slot = entry.slot.describe() if entry.slot is not None else None
+            self._loop.tell_host({"box": entry.box, "opened": entry.pid, "slot": slot, "confined": True})
 
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)
@@ -274,6 +300,7 @@ class Shop:
                 with contextlib.suppress(OSError, KooiError):
                     entry.slot.group.strike()
             process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            self._refill_soon(entry.cell)
             return
         for cell in self._cells.living():
             for request in list(cell.waiting):
@@ -312,10 +339,11 @@ class Shop:
                 self._blank_failed(cell, said)
         else:
             final = entry.slot.final() if entry.slot is not None else self.watchdog.remove(entry)
+            # First of all: what is given back now is only ours, and no request finds it before this is done.
+            self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
             self._discard(entry)
             del self._boxes[entry.box]
             cell.boxes.discard(entry)
-            self._loop.tell_host({"box": entry.box, "failed": said} if said else {"box": entry.box, "exited": final})
         self._refill_soon(cell)
         self._cells.retire(cell)
 
@@ -328,8 +356,9 @@ class Shop:
     def _discard(self, entry: Entry) -> None:
         cell = entry.cell
         cell.making.pop(entry.number, None)
-        if entry in cell.ready:
-            cell.ready.remove(entry)
+        for stock in (cell.ready, cell.fresh):
+            if entry in stock:
+                stock.remove(entry)
         self._loop.forget(entry.control.fileno())
         entry.control.close()
         if entry.pidfd >= 0:

@@ -3,9 +3,9 @@
 Theory of operation. The zygote imports the image's warm set, freezes the garbage collector's view of it and waits for
 the spawner. For each `blank` message (carrying one end of a control socket) it forks into new, empty namespaces, maps
 the blank's two ids, and reports the blank by pidfd. The blank waits until the spawner has put it into its control
-group, takes the steps that do not depend on any spec, hatches, seals and warms its first interpreter, and waits again.
-The next message (a plan, and the stream to the host as a descriptor) makes it a box: it carries out the plan, seals
-itself and becomes the guest's agent.
+group, takes the steps that do not depend on any spec, hatches, seals and warms its first interpreter (a fork or, if it
+is told so, one that it executes), and waits again. The next message (a plan, and the stream to the host as a
+descriptor) makes it a box: it carries out the plan, seals itself and becomes the guest's agent.
 
 A blank never returns into the zygote's stack, closes every descriptor but its own first, and holds nothing of any
 tenant: a plan carries no code, no environment and no secret; these come over the stream. Children are reaped by the
@@ -16,6 +16,7 @@ Runs inside the cell: standard library only, Python >= 3.8.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -28,7 +29,7 @@ import traceback
 from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence
 
 from kooi.guest import fresh, start
-from kooi.linux import caps, namespaces, process, seccomp
+from kooi.linux import caps, mounts, namespaces, process, seccomp
 from kooi.spawn import confine, messages
 
 _FLAGS = {
@@ -40,6 +41,7 @@ _FLAGS = {
     "mount": namespaces.NEWNS,
 }
 _WORDS_BYTES = 2000
+_PLAN = b'{"steps":[["rlimits",{"open_files":256,"processes":66}],["capabilities",{"keep":["kill"]}]],"fresh":false}'
 
 
 def main(control_fd: int) -> NoReturn:
@@ -160,7 +162,7 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
     os.setsid()
     control = socket.socket(fileno=blank_fd)
     data, _ = messages.receive_packet(control)
-    if data not in (messages.GO, messages.GO_NOW):
+    if data not in (messages.GO, messages.GO_FRESH, messages.GO_NOW):
         return
     confinement = confine.Confinement()
     try:
@@ -175,22 +177,37 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
         process.set_dumpable(False)
         confinement.carry_out(prepare)
         ahead: Optional[start.Ahead] = None
-        if data == messages.GO:
-            ahead = start.hatch_ahead(setup, lambda: _seal_code(confinement, seal, setup))
+        if data != messages.GO_NOW:
+            kind = setup._replace(fresh=data == messages.GO_FRESH)
+            ahead = start.hatch_ahead(kind, lambda: _seal_code(confinement, seal, setup))
             confinement.companion = ahead.interpreter
+            _rehearse_plan(confinement)
         data, fds = messages.receive_packet(control)
         if not data:
             return
         plan = json.loads(data)
+        setup = setup._replace(fresh=plan["fresh"])
+        if ahead is not None and plan["fresh"]:
+            # Before all else: it gets ready while we confine ourselves, and is sealed already.
+            start.renew(ahead)
         confinement.carry_out(plan["steps"])
         confinement.carry_out(seal)
-        if plan["fresh"]:
-            setup = setup._replace(fresh=True)
     except BaseException as error:
         control.send(str(error).encode("utf-8", "backslashreplace")[:_WORDS_BYTES] or b"no reason given")
         return
     control.close()
     start.serve(fds[0], setup, ahead)
+
+
+def _rehearse_plan(confinement: confine.Confinement) -> None:
+    """Take the page faults of a box's own steps: read a plan, and do of each kind of step what changes nothing."""
+    json.loads(_PLAN)
+    confinement.carry_out([["rlimits", {}]])
+    with contextlib.suppress(OSError):
+        own = caps.read()
+        caps.set_caps(own["permitted"], own["effective"], own["inheritable"])
+    with contextlib.suppress(OSError):
+        mounts.mount("kooi", "/nowhere", None, mounts.REMOUNT, "size=%d,nr_inodes=%d" % (1, 1))
 
 
 def _seal_code(confinement: confine.Confinement, seal: Sequence[Any], setup: start.Setup) -> None:

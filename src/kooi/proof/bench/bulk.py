@@ -11,13 +11,20 @@ from kooi.contract.errors import KooiError
 from kooi.contract.limits import Limits
 from kooi.contract.spec import Spec
 from kooi.proof.access import BoxLike, open_box, run_once
-from kooi.proof.bench.machine import available_bytes, children_of, proportional_bytes, wait_until_idle
+from kooi.proof.bench.machine import (
+    available_bytes,
+    children_of,
+    proportional_bytes,
+    touch_memory,
+    wait_until_idle,
+)
 from kooi.proof.bench.plan import PANDAS, expect_one
 from kooi.proof.bench.results import Results
 from kooi.proof.bench.stats import median
 
 MEGABYTE = 1_000_000
 STREAM_BYTES = 256 << 20
+_BOX_BYTES = 8 << 20
 _FLOOD = f"""
 import os
 block, left = b"x" * (1 << 20), {STREAM_BYTES}
@@ -125,6 +132,7 @@ async def thousandth(results: Results, quick: bool) -> None:
     spec = Spec(level="jail", preload=())
     boxes: list[BoxLike] = []
     seconds = []
+    touch_memory(count * _BOX_BYTES)
     try:
         for _ in range(count):
             started = time.perf_counter()

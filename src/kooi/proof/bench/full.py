@@ -15,6 +15,7 @@ from kooi.contract.errors import InvalidRequest, KooiError
 from kooi.proof.access import close_all, probe_all
 from kooi.proof.bench import baseline, inside, peers, plan, pool
 from kooi.proof.bench.bulk import BULK, Bulk
+from kooi.proof.bench.floor import floors
 from kooi.proof.bench.interleave import Measure, interleave
 from kooi.proof.bench.machine import wait_until_idle
 from kooi.proof.bench.plan import Rounds
@@ -27,8 +28,10 @@ METHOD = (
     "A time runs from the call in Python to the result object in Python. Percentiles are by nearest rank; no means.",
     "The jail is the configuration that `kooi attack` proves: nothing is switched off for the measurements.",
     "The pool is off except in pool_hit. Blanks that a warm zygote keeps ready are part of the level's own working.",
+    "So are fresh ones, executed ahead once a fresh sandbox was asked for: one is ready in process_fresh and "
+    "jail_fresh, and they are used up in process_fresh_next and jail_fresh_next.",
 )
-ALONE: dict[str, Bulk] = {**BULK, "inside": inside.ratios, "import": inside.import_time}
+ALONE: dict[str, Bulk] = {**BULK, "floor": floors, "inside": inside.ratios, "import": inside.import_time}
 ORDINARY = "nobody"
 
 

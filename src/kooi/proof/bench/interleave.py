@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kooi.contract.errors import KooiError
 from kooi.proof.bench.machine import wait_until_idle
-from kooi.proof.bench.results import Results
+from kooi.proof.bench.results import Results, Samples
 
 WARM_UPS = 2
 GATE_EVERY = 50
+REST_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class Measure:
     """One thing to measure: `once` returns the seconds of its parts by name, and is called `rounds` times."""
 
     name: str
-    once: Callable[[], Awaitable[Mapping[str, float]]]
+    once: Callable[[], Awaitable[Samples]]
     rounds: int
     begin: Callable[[], Awaitable[None]] | None = None
     end: Callable[[], Awaitable[None]] | None = None
@@ -59,6 +61,8 @@ async def _begun(measure: Measure, results: Results) -> bool:
 
 
 async def _once(measure: Measure, into: Results | None, results: Results) -> bool:
+    # What the measure before set going (blanks being made, memory given back) is not this one's.
+    await asyncio.sleep(REST_SECONDS)
     try:
         samples = await measure.once()
     except (KooiError, OSError) as error:

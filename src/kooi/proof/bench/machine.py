@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,20 @@ async def wait_until_idle(share: float = 0.10, patience_seconds: float = 20.0) -
 def available_bytes() -> int:
     """Return `MemAvailable`: what new programs could have, everything of the kernel counted."""
     return _meminfo("MemAvailable")
+
+
+def touch_memory(size_bytes: int) -> None:
+    """Write to that much memory and give it back, but to no more than half of what is available.
+
+    A virtual machine's page is far dearer the first time ever that it is used: its host has to find one too.
+    """
+    code = f"""
+import mmap
+block = mmap.mmap(-1, {min(size_bytes, available_bytes() // 2)}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for start in range(0, len(block), mmap.PAGESIZE):
+    block[start] = 1
+"""
+    run_command([sys.executable, "-I", "-S", "-c", code], {})
 
 
 def _meminfo(key: str) -> int:

@@ -6,8 +6,9 @@ time until nothing of it is left. The pool is off in all of them but `pool_hit`.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from kooi.contract.errors import KooiError
@@ -18,10 +19,14 @@ from kooi.proof.access import BoxLike, open_box, run_once
 from kooi.proof.bench import baseline, peers
 from kooi.proof.bench.interleave import Measure
 from kooi.proof.bench.machine import run_command
+from kooi.proof.bench.results import Samples
+from kooi.spawn.shop import FRESH_AHEAD
 
 PANDAS = ("numpy", "pandas")
+_IN_A_ROW = 10
 _PRINT, _IMPORT = "print(1)", "import numpy, pandas; print(1)"
-Once = Callable[[], Awaitable[Mapping[str, float]]]
+_REST_SECONDS = 0.1
+Once = Callable[[], Awaitable[Samples]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +56,12 @@ def measures(rounds: Rounds, levels: tuple[str, ...]) -> list[Measure]:
 
 def _level(level: str, rounds: Rounds) -> list[Measure]:
     spec = Spec(level=level, preload=())
+    fresh = replace(spec, fresh=True)
     return [
         Measure(f"{level}_first", _kept(f"{level}_first", spec), rounds.fast),
         Measure(f"{level}_reaped", _one_shot(f"{level}_reaped", spec), rounds.fast),
-        Measure(f"{level}_fresh", _kept(f"{level}_fresh", replace(spec, fresh=True)), rounds.fast),
+        Measure(f"{level}_fresh", _rested(_kept(f"{level}_fresh", fresh)), rounds.fast),
+        Measure(f"{level}_fresh_next", _rested(_next(f"{level}_fresh_next", fresh)), rounds.fast),
         live(level, rounds.fast),
     ]
 
@@ -69,18 +76,18 @@ def _jail(rounds: Rounds, with_pandas: bool) -> list[Measure]:
 
 
 def live(level: str, rounds: int) -> Measure:
-    """Measure a run in a sandbox that is already open and has run before."""
+    """Measure runs in a sandbox that is already open and has run before: ten in a row, and by itself the first.
+
+    The first one comes after all that other series did meanwhile, and finds no cache of a processor as it left it.
+    """
     open_boxes: list[BoxLike] = []
 
     async def begin() -> None:
         open_boxes.append(await open_box(Spec(level=level, preload=(), limits=Limits(cpu_seconds=None))))
 
-    async def once() -> Mapping[str, float]:
-        started = time.perf_counter()
-        result = await open_boxes[0].run(_PRINT)
-        elapsed = time.perf_counter() - started
-        expect_one(result)
-        return {f"{level}_live": elapsed}
+    async def once() -> Samples:
+        times = [await _timed_run(open_boxes[0]) for _ in range(_IN_A_ROW)]
+        return {f"{level}_live": times, f"{level}_live.after_others": times[0]}
 
     async def end() -> None:
         for box in open_boxes:
@@ -89,10 +96,18 @@ def live(level: str, rounds: int) -> Measure:
     return Measure(f"{level}_live", once, rounds, begin, end)
 
 
+async def _timed_run(box: BoxLike) -> float:
+    started = time.perf_counter()
+    result = await box.run(_PRINT)
+    elapsed = time.perf_counter() - started
+    expect_one(result)
+    return elapsed
+
+
 def _kept(name: str, spec: Spec, code: str = _PRINT) -> Once:
     """Time opening a sandbox, its first result, and closing it."""
 
-    async def once() -> Mapping[str, float]:
+    async def once() -> Samples:
         started = time.perf_counter()
         box = await open_box(spec)
         opened = time.perf_counter()
@@ -108,10 +123,36 @@ def _kept(name: str, spec: Spec, code: str = _PRINT) -> Once:
     return once
 
 
+def _rested(once: Once) -> Once:
+    """Wait after it, off the clock, until what it used up is made again, which takes a CPU from what comes next."""
+
+    async def then_rest() -> Samples:
+        samples = await once()
+        await asyncio.sleep(_REST_SECONDS)
+        return samples
+
+    return then_rest
+
+
+def _next(name: str, spec: Spec) -> Once:
+    """Time a fresh sandbox that is asked for right after as many as are kept ready, and so finds none."""
+    once = _kept(name, spec)
+
+    async def after_others() -> Samples:
+        others = [await open_box(spec) for _ in range(FRESH_AHEAD)]
+        try:
+            return await once()
+        finally:
+            for box in others:
+                await box.close()
+
+    return after_others
+
+
 def _one_shot(name: str, spec: Spec, code: str = _PRINT) -> Once:
     """Time one call from start to nothing left."""
 
-    async def once() -> Mapping[str, float]:
+    async def once() -> Samples:
         started = time.perf_counter()
         result = await run_once(spec, code)
         elapsed = time.perf_counter() - started
@@ -122,7 +163,7 @@ def _one_shot(name: str, spec: Spec, code: str = _PRINT) -> Once:
 
 
 def _command(name: str, argv: list[str]) -> Once:
-    async def once() -> Mapping[str, float]:
+    async def once() -> Samples:
         elapsed, output = run_command(argv, baseline.PLAIN_ENV)
         if output.strip() != b"1":
             raise OSError(f"{argv[0]} printed {output[:40]!r}")

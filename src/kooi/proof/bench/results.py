@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kooi.proof.bench.stats import Summary, median, summary
+
+#: what one round gives, by series
+Samples = Mapping[str, "float | Sequence[float]"]
 
 
 @dataclass
@@ -17,10 +20,10 @@ class Results:
     absent: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
-    def add(self, samples: Mapping[str, float]) -> None:
-        """Add one round's seconds."""
+    def add(self, samples: Samples) -> None:
+        """Add one round's seconds: one number a series, or several."""
         for name, seconds in samples.items():
-            self.series.setdefault(name, []).append(seconds)
+            self.series.setdefault(name, []).extend([seconds] if isinstance(seconds, float) else seconds)
 
     def ms(self, name: str) -> float | None:
         """Return the median of a series in milliseconds."""
