@@ -24,7 +24,6 @@ from kooi.spawn.stream import SocketStream
 
 SOURCE = str(Path(__file__).resolve().parent.parent.parent)
 _REAP_SECONDS = 0.02
-_CALM_TASKS = 2
 
 
 class SpawnedBox:
@@ -44,7 +43,6 @@ class SpawnedBox:
         self._base: list[int] = []
         self._oom = self._pids = 0
         self._usage_asked: list[asyncio.Future[Usage]] = []
-        self._tasks = _CALM_TASKS + 1
 
     def told(self, head: Mapping[str, Any]) -> None:
         """Take in one event of the spawner."""
@@ -122,9 +120,8 @@ class SpawnedBox:
         if group is None:
             return (await self.usage()).cpu_seconds
         try:
-            # Nobody but agent and interpreter was there at the last look: nobody has met a limit since.
-            if self._tasks > _CALM_TASKS:
-                self._look(group)
+            # Code may run while no run is on, of a signal handler for one, and what it meets then is no run's.
+            self._look(group)
             return (group.cpu_ns() - self._base[0]) / 1e9
         except OSError:
             return (await self.usage()).cpu_seconds
@@ -141,7 +138,6 @@ class SpawnedBox:
 
     def _read_usage(self, group: cgroup.Group) -> Usage:
         counters = group.usage()
-        self._tasks = counters.pids_now
         cpu_ns, pids_peak, _oom, _pids = self._base
         self._look(group)
         return Usage(
