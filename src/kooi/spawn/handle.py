@@ -38,7 +38,6 @@ class SpawnedBox:
         self._events: asyncio.Queue[BoxEvent] = asyncio.Queue()
         self._over: asyncio.Future[BoxEvent] = handle.loop.create_future()
         self._opened: asyncio.Future[None] = handle.loop.create_future()
-        self._confined: asyncio.Future[None] = handle.loop.create_future()
         self._group: cgroup.Group | None = None
         self._base: list[int] = []
         self._oom = self._pids = 0
@@ -53,7 +52,6 @@ class SpawnedBox:
                 self._group.peak_base = head["slot"]["peak_base"]
                 self._base = head["slot"]["base"]
             _settle(self._opened)
-            _settle(self._confined)
         elif "failed" in head:
             self._finish(BoxEvent("failed", detail=head["failed"]))
         elif "oom" in head:
@@ -87,7 +85,6 @@ class SpawnedBox:
             self._group = None
         self._over.set_result(event)
         _settle(self._opened)
-        _settle(self._confined)
         self._answer_usage({})
         self._events.put_nowait(event)
 
@@ -183,7 +180,7 @@ class SpawnedBox:
 
     async def posture(self) -> Posture:
         """Read its processes and mounts from outside, once it is confined. Raises `SetupFailed` when it is gone."""
-        await asyncio.shield(self._confined)
+        await asyncio.shield(self._opened)
         if self._over.done():
             raise SetupFailed("the box cannot be read: it is gone")
         return await asyncio.to_thread(posture_of, self.pid)

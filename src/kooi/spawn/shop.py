@@ -290,7 +290,7 @@ class Shop:
         else:
             # Not said before: the host would be woken to hear it while the box is on its way.
             slot = entry.slot.describe() if entry.slot is not None else None
-            self._loop.tell_host({"box": entry.box, "opened": entry.pid, "slot": slot, "confined": True})
+            self._loop.tell_host({"box": entry.box, "opened": entry.pid, "slot": slot})
 
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)
