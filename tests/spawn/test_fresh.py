@@ -320,6 +320,22 @@ def test_the_successor_of_a_cell_keeps_fresh_ones_too(in_workshop: InWorkshop, p
     in_workshop(work, rotate_after=5, **planned.config)  # type: ignore[attr-defined]
 
 
+def test_where_ids_are_few_the_stock_takes_them_from_nobody(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        plain = workshop.plan()
+        await workshop.run("print(1)", workshop.plan(Spec("jail", fresh=True)))
+        await asyncio.sleep(0.3)
+        boxes = []
+        for _ in range(2):
+            boxes.append(await workshop.box(plain))
+            assert (await output(boxes[-1], SEED)).split()[2] == "fork"
+            await asyncio.sleep(0.1)
+        for box in boxes:
+            await end(box)
+
+    in_workshop(work, uid_block=6)
+
+
 @pytest.mark.parametrize("level", ["jail", "process"])
 def test_files_and_environment_of_a_sandbox_are_there_on_each_way(level: str) -> None:
     need(level)

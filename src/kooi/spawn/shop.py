@@ -161,6 +161,9 @@ class Shop:
             wanted += max(0, self._ahead - len(cell.ready)) + max(0, self._fresh_ahead(cell) - len(cell.fresh))
         for _ in range(min(wanted, _MAKING - len(cell.making))):
             if not self._make_blank(cell):
+                # Ids for another may come only when a box ends: one of the other kind must do, and can.
+                while cell.fresh and len(cell.waiting) > len(cell.making):
+                    self._hand_over(cell.fresh.popleft(), cell.waiting.popleft())
                 return
 
     def _fresh_ahead(self, cell: Cell) -> int:
