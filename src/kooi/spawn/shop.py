@@ -170,13 +170,13 @@ class Shop:
         """Return how many blanks with an executed interpreter to keep: none for a cell that nobody wants them of."""
         return min(FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
 
-    def _refill_soon(self, cell: Cell) -> None:
+    def _refill_soon(self, cell: Cell, seconds: float = _REFILL_SECONDS) -> None:
         """Refill in a moment: making a blank takes a CPU from the box that is just starting or ending."""
         if cell.waiting:
             self._refill(cell)
         elif not cell.ended and (cell not in self._later or _PATIENCE * len(cell.ready) > self._ahead):
             # While there is stock for more it waits until nothing has happened for that long.
-            self._later[cell] = time.monotonic() + _REFILL_SECONDS
+            self._later[cell] = time.monotonic() + seconds
 
     def _make_blank(self, cell: Cell) -> bool:
         pair = cell.ids.take() if cell.ids is not None else None
@@ -252,10 +252,7 @@ class Shop:
         stock = cell.fresh if request.fresh and cell.fresh else cell.ready
         if stock:
             self._hand_over(stock.popleft(), request)
-            if request.fresh and stock is cell.ready:
-                self._later[cell] = time.monotonic() + _EXECUTING_SECONDS
-            else:
-                self._refill_soon(cell)
+            self._refill_soon(cell, _EXECUTING_SECONDS if request.fresh and stock is cell.ready else _REFILL_SECONDS)
         else:
             cell.waiting.append(request)
             self._refill(cell)
