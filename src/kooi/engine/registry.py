@@ -28,10 +28,11 @@ GROUP = "kooi.backends"
 # Cheapest first: the order in which `choose` looks.
 BUILT_IN = {
     "process": "kooi.backends.process:ProcessBackend",
+    "confined": "kooi.backends.confined:ConfinedBackend",
     "jail": "kooi.backends.jail:JailBackend",
 }
 # Names that are taken, so that no plug-in can pose as one of them.
-NOT_BUILT = ("confined", "wasm", "container", "gvisor", "microvm", "e2b")
+NOT_BUILT = ("wasm", "container", "gvisor", "microvm", "e2b")
 
 _ORDER: tuple[Strength, ...] = ("none", "kernel-shared", "emulated", "kernel-own", "machine")
 CLOSE_SECONDS = 5.0
@@ -173,7 +174,7 @@ def _plugged(point: importlib.metadata.EntryPoint) -> Backend:
 
 
 def _not_built(level: str) -> LevelUnavailable:
-    has = " and ".join(BUILT_IN)
+    has = ", ".join(BUILT_IN)
     return LevelUnavailable(f"level {level!r} is not in this version of kooi", key="level", fix=f"it has {has}")
 
 

@@ -60,6 +60,8 @@ class SpawnedBox:
             self._finish(BoxEvent("failed", detail=head["failed"]))
         elif "oom" in head:
             self._note_counts(head["oom"], self._pids)
+        elif "struck" in head:
+            self._events.put_nowait(BoxEvent("struck", detail=head["struck"]))
         elif "usage" in head:
             self._answer_usage(head["usage"])
         elif "exited" in head:
@@ -283,6 +285,8 @@ class SpawnerHandle:
             "cell": key,
             "memory": plan.memory_bytes,
             "processes": plan.processes,
+            "disk": plan.disk_bytes,
+            "files": plan.files,
             "fresh": plan.fresh,
         }
         try:

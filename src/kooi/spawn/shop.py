@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import time
 from typing import Any
@@ -14,8 +13,9 @@ from kooi.contract.errors import KooiError
 from kooi.linux import process
 from kooi.spawn import messages
 from kooi.spawn.cells import Cells, Loop
-from kooi.spawn.entries import Cell, Entry, Request
+from kooi.spawn.entries import WORDS_BYTES, Cell, Entry, Request
 from kooi.spawn.groups import Groups, Slot
+from kooi.spawn.homes import Gauge, Homes
 from kooi.spawn.journal import Journal
 from kooi.spawn.watchdog import Watchdog
 
@@ -30,7 +30,7 @@ _EXECUTING_SECONDS = 0.012
 # It is put off only while more than such a part of the stock is left: who asks without a pause must not run dry.
 _PATIENCE = 4
 _RETRY_SECONDS = 0.05
-_WORDS_BYTES = 2000
+_END_SECONDS = 5.0
 
 
 class Shop:
@@ -44,15 +44,18 @@ class Shop:
         self._boxes: dict[int, Entry] = {}
         self._numbers = 0
         self._later: dict[Cell, float] = {}
-        self.watchdog = Watchdog(self._out_of_memory)
+        self._homes = Homes(journal)
+        self._gauge = Gauge(self._homes, lambda number: self._struck(self._boxes[number], "disk_limit"))
+        self.watchdog = Watchdog(self._out_of_memory, lambda entry: self._struck(entry, "pids_limit"), self._gauge.bytes)
         loop.watch(groups.wakeup_fd, groups.deliver)
+        loop.watch(self._homes.wakeup_fd, self._homes.deliver)
 
     def handle(self, operation: str, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
         """Do what one packet of the host asks."""
         if operation == "open":
             self._open(Request(head, body, fds[0]), head["cell"])
         elif operation == "cell":
-            self._cells.start(head["cell"], json.loads(body))
+            self._start_cell(head["cell"], json.loads(body))
         elif operation == "kill":
             self._kill(head["box"])
         elif operation == "usage":
@@ -65,21 +68,37 @@ class Shop:
     def seconds(self) -> float | None:
         """Return in how many seconds `tick` wants to be called; None for never."""
         due = [max(0.0, when - time.monotonic()) for when in self._later.values()]
-        watched = self.watchdog.seconds()
-        return min(due + ([] if watched is None else [watched]), default=None)
+        watched = (self.watchdog.seconds(), self._gauge.seconds())
+        return min(due + [when for when in watched if when is not None], default=None)
 
     def tick(self) -> None:
         """Do what is due."""
         self.watchdog.tick()
+        self._gauge.tick()
         for cell, when in list(self._later.items()):
             if when <= time.monotonic():
                 del self._later[cell]
                 self._refill(cell)
 
     def close(self) -> None:
-        """Kill every cell and remove all groups."""
+        """Kill every cell and remove all groups and folders."""
+        entries = [entry for cell in self._cells.living() for entry in cell.entries()]
         self._cells.close()
+        for entry in entries:
+            if entry.pidfd >= 0:
+                # A cell's end is that of its boxes only where they are in namespaces of it.
+                process.wait_pidfd(entry.pidfd, _END_SECONDS)
         self._groups.close()
+        self._homes.close()
+
+    def _start_cell(self, key: str, plan: dict[str, Any]) -> None:
+        if plan["zygote"]["code"]:
+            try:
+                plan["zygote"]["homes"] = self._homes.path
+            except (OSError, KooiError) as error:
+                self._loop.tell_host({"cell": key, "failed": f"no private folders can be made: {error}"})
+                return
+        self._cells.start(key, plan)
 
     # What becomes of cells.
 
@@ -111,12 +130,12 @@ class Shop:
 
     def cell_ended(self, cell: Cell, reason: str) -> None:
         """Let go of its blanks, and tell the host about boxes that never came. Its boxes report their own end."""
-        for entry in [*cell.making.values(), *cell.ready, *cell.fresh, *cell.boxes]:
+        for entry in cell.entries():
             if entry.pidfd < 0:
                 self._discard(entry)
             else:
                 # Where the zygote is not the first process of a pid namespace, its end is not theirs.
-                process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+                entry.strike()
         self._refuse_waiting(cell, reason)
         if reason != "replaced":
             self._loop.tell_host({"cell": cell.key, "failed": reason})
@@ -127,7 +146,7 @@ class Shop:
         if entry is not None and entry.pidfd < 0 and not fds and "failed" in head:
             # The kernel refused a fork. It may not the next time, but whoever waits must not wait for ever.
             self._discard(entry)
-            self._refuse_waiting(cell, f"no process could be made: {str(head['failed'])[:_WORDS_BYTES]}")
+            self._refuse_waiting(cell, f"no process could be made: {str(head['failed'])[:WORDS_BYTES]}")
             self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
             return
         if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not _is_child(cell, fds[0]):
@@ -181,6 +200,7 @@ class Shop:
             return False
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ward = self._ward(cell)
         except OSError:
             if cell.ids is not None and pair is not None:
                 cell.ids.give_back(pair)
@@ -194,15 +214,29 @@ class Shop:
         head: dict[str, Any] = {"blank": entry.number}
         if pair is not None:
             head |= {"agent": pair[0], "code": pair[1]}
+        fds = [theirs.fileno()]
+        if ward is not None:
+            entry.folder, entry.line, line = ward
+            head["folder"] = f"{self._homes.path}/{entry.folder}"
+            fds.append(line.fileno())
         try:
-            messages.send(cell.control, head, fds=[theirs.fileno()])
+            messages.send(cell.control, head, fds=fds)
         except OSError:
             # A zygote that does not read is broken or hostile.
             self._cells.end(cell, "its zygote does not answer")
             return False
         finally:
             theirs.close()
+            if ward is not None:
+                ward[2].close()
         return True
+
+    def _ward(self, cell: Cell) -> tuple[str, socket.socket, socket.socket] | None:
+        """Return what a box needs that has no namespaces: a folder's name, and both ends of the line to its warden."""
+        if not cell.warded:
+            return None
+        folder = self._homes.make(cell.uid, cell.plan["build"]["datasets"])
+        return folder, *socket.socketpair()
 
     def _attached(self, entry: Entry, slot: Slot | None, error: Exception | None) -> None:
         cell = entry.cell
@@ -213,14 +247,15 @@ class Shop:
                 self._groups.give_back(slot)
             return
         if error is not None or cell.ended:
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
             return
         del cell.making[entry.number]
         fresh = self._to_be_fresh(cell)
+        entry.begun = True
         try:
             entry.control.send(messages.GO_FRESH if fresh else messages.GO_NOW if cell.waiting else messages.GO)
         except OSError:
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
             return
         if cell.waiting:
             self._hand_over(entry, cell.waiting.popleft())
@@ -260,33 +295,36 @@ class Shop:
 
     def _hand_over(self, entry: Entry, request: Request) -> None:
         """Make a blank the host's box: its limits, then its plan and stream."""
+        cell = entry.cell
         entry.box = request.box
-        entry.cell.failures = 0
-        entry.cell.boxes.add(entry)
+        cell.failures = 0
+        cell.boxes.add(entry)
         self._boxes[request.box] = entry
         try:
             if entry.slot is not None:
                 self._groups.limit(entry.slot, request.memory, request.processes)
             else:
-                self.watchdog.add(entry, request.memory)
+                self.watchdog.add(entry, request.memory, request.processes if cell.warded else None)
+            if cell.warded:
+                self._gauge.add(request.box, entry.folder, request.disk, request.files)
             socket.send_fds(entry.control, [request.plan], [request.stream])
             if entry.slot is not None:
                 entry.slot.start_clock()
         except (OSError, KooiError) as error:
-            said = _last_words(entry) or f"its blank could not be given the plan: {error}"
+            said = entry.last_words() or f"its blank could not be given the plan: {error}"
             self._loop.tell_host({"box": request.box, "failed": said})
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
         finally:
             os.close(request.stream)
         self._loop.watch(entry.control.fileno(), lambda: self._hear(entry))
 
     def _hear(self, entry: Entry) -> None:
         """A blank says only why it could not become a box; that it could is the end of its control socket."""
-        said = _last_words(entry)
+        said = entry.last_words()
         self._loop.forget(entry.control.fileno())
         if said:
             self._loop.tell_host({"box": entry.box, "failed": said})
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
         else:
             # Not said before: the host would be woken to hear it while the box is on its way.
             slot = entry.slot.describe() if entry.slot is not None else None
@@ -299,7 +337,7 @@ class Shop:
                 # The first process's end is the end of all, but only after its own teardown: this takes them at once.
                 with contextlib.suppress(OSError, KooiError):
                     entry.slot.group.strike()
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
             self._refill_soon(entry.cell)
             return
         for cell in self._cells.living():
@@ -326,13 +364,27 @@ class Shop:
 
     def _out_of_memory(self, entry: Entry) -> None:
         self._loop.tell_host({"box": entry.box, "oom": 1})
-        process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+        entry.strike()
+
+    def _struck(self, entry: Entry, status: str) -> None:
+        self._loop.tell_host({"box": entry.box, "struck": status})
+        entry.strike()
 
     # Ends.
 
     def _gone(self, entry: Entry) -> None:
-        """All processes of a blank or box are dead: report it and give back what it had."""
-        cell, said = entry.cell, _last_words(entry)
+        """All processes of a blank or box are dead: it is over once nothing is left of its folder either."""
+        self._loop.forget(entry.pidfd)
+        if entry.folder:
+            if entry.box is not None:
+                self._gauge.remove(entry.box)
+            self._homes.remove(entry.folder, lambda: self._over(entry))
+        else:
+            self._over(entry)
+
+    def _over(self, entry: Entry) -> None:
+        """Report a blank's or box's end and give back what it had."""
+        cell, said = entry.cell, entry.last_words()
         if entry.box is None:
             self._discard(entry)
             if not cell.ended:
@@ -361,6 +413,8 @@ class Shop:
                 stock.remove(entry)
         self._loop.forget(entry.control.fileno())
         entry.control.close()
+        if entry.line is not None:
+            entry.line.close()
         if entry.pidfd >= 0:
             self._loop.forget(entry.pidfd)
             if cell.ended:
@@ -386,11 +440,3 @@ def _is_child(cell: Cell, pidfd: int) -> bool:
         return process.parent_of(pidfd) in (process.pid_of(cell.pidfd), -1)
     except OSError:
         return False
-
-
-def _last_words(entry: Entry) -> str:
-    """Return why a blank could not go on, if it said so."""
-    try:
-        return entry.control.recv(_WORDS_BYTES)[:_WORDS_BYTES].decode("utf-8", "replace")
-    except OSError:
-        return ""
