@@ -80,6 +80,15 @@ def reap_pidfd(pidfd: int) -> None:
         pass  # not ours
 
 
+def reap_orphans() -> None:
+    """Take the exit status of every child that has ended. For a process that waits for none by number."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
 def pid_of(pidfd: int) -> int:
     """Return the process id behind a pidfd as this process sees it; 0 or -1 when it is gone or not visible.
 

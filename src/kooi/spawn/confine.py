@@ -63,6 +63,7 @@ class Confinement:
             "domain_rules": self._domain_rules,
             "enter_domain": self._enter_domain,
             "warden": self._warden,
+            "oom_first": oom_first,
         }
 
     def carry_out(self, steps: Sequence[Sequence[Any]]) -> None:
@@ -227,3 +228,12 @@ def agent_calls(restrictions: Sequence[str]) -> None:
 def zygote_calls() -> None:
     """Install the filter of a zygote that has no cell around it."""
     seccomp.install(seccomp.zygote_program(in_cell=False))
+
+
+def oom_first() -> None:
+    """Let the kernel kill this process before its agent; where it refuses, the other limits decide alone."""
+    # Whoever is not dumpable does not own its files in /proc.
+    process.set_dumpable(True)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+        file.write(b"1000")
+    process.set_dumpable(False)

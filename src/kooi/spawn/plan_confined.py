@@ -57,7 +57,7 @@ def plan_confined(spec: Spec, facts: HostFacts, view: View) -> Plan:
             ("enter_domain", {"name": "zygote"}),
             ("zygote_calls", {}),
         ),
-        code=(("enter_domain", {"name": "code", "keep": True}), ("seccomp", {"restrictions": restrictions})),
+        code=(("oom_first", {}), ("enter_domain", {"name": "code", "keep": True}), ("seccomp", {"restrictions": restrictions})),
     )
     limits = spec.limits
     values: dict[str, Any] = {

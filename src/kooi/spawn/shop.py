@@ -333,7 +333,7 @@ class Shop:
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)
         if entry is not None:
-            if entry.slot is not None:
+            if entry.slot is not None and not entry.cell.warded:
                 # The first process's end is the end of all, but only after its own teardown: this takes them at once.
                 with contextlib.suppress(OSError, KooiError):
                     entry.slot.group.strike()
@@ -375,6 +375,12 @@ class Shop:
     def _gone(self, entry: Entry) -> None:
         """All processes of a blank or box are dead: it is over once nothing is left of its folder either."""
         self._loop.forget(entry.pidfd)
+        if entry.cell.warded:
+            if entry.slot is not None:
+                # It is empty, unless somebody killed the warden alone.
+                with contextlib.suppress(OSError, KooiError):
+                    entry.slot.group.strike()
+            process.reap_orphans()
         if entry.folder:
             if entry.box is not None:
                 self._gauge.remove(entry.box)
