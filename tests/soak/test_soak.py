@@ -96,7 +96,7 @@ async def mixed(level: str, runs: int, rng: random.Random) -> Counter[str]:
     return wrong
 
 
-@pytest.mark.parametrize("level", ["jail", "process"])
+@pytest.mark.parametrize("level", ["jail", "confined", "process"])
 def test_nothing_grows(level: str) -> None:
     need(level)
     rng = random.Random(7)

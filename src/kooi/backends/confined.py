@@ -1,9 +1,9 @@
 """The level `confined`: Landlock, a system call filter and watched totals, without namespaces and without privilege.
 
 Theory of operation. Boxes are forked from a warm zygote that is confined itself, into Landlock domains one inside the
-other (`spawn/plan_confined`). It works where namespaces are refused: inside an unprivileged container. What it cannot do
-without them its report says: the process table is shared, totals are looked at again and again, and what Landlock does
-not cover (metadata of files) is open.
+other (`spawn/plan_confined`). It works where namespaces are refused: inside an unprivileged container. What it cannot
+do without them its report says: the process table is shared, totals are looked at again and again, and what Landlock
+does not cover (metadata of files) is open.
 """
 
 from __future__ import annotations

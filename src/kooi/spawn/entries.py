@@ -19,12 +19,13 @@ WORDS_BYTES = 2000
 class Watch:
     """One watched box: its limit, the resident size and sockets it began with, its workspace, what was seen so far.
 
-    `outside` is the device that the workspace's path is on where nothing is mounted there. `processes` is the limit on
-    processes and threads, where nothing else holds it.
+    `outside` is the device that the workspace's path is on where nothing is mounted there.
+    `processes` is the limit on processes and threads, where nothing else holds it.
     """
 
     __slots__ = (
-        "base", "cpu_ns", "limit", "outside", "over_memory", "peak", "pids_peak", "processes", "reported", "sockets", "workspace",
+        "base", "cpu_ns", "limit", "outside", "over_memory", "peak", "pids_peak", "processes", "reported", "sockets",
+        "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -125,3 +126,24 @@ class Cell:
     def entries(self) -> list[Entry]:
         """Return all its blanks and boxes."""
         return [*self.making.values(), *self.ready, *self.fresh, *self.boxes]
+
+    def to_be_fresh(self, ahead: int) -> bool:
+        """Say whether its next blank is to execute an interpreter, which takes longer than all else it has to do.
+
+        `ahead`: how many such are to be ready.
+        """
+        if self.waiting:
+            return self.waiting[0].fresh
+        # Of two kinds that lack, a forked one first: it serves requests of both, a fresh one only its own.
+        return len(self.fresh) < min(len(self.ready), ahead)
+
+    def made(self, pidfd: int) -> bool:
+        """Say whether `pidfd` means a child of its zygote, or one that is gone already.
+
+        A zygote can get pidfds of strangers, of the peer of a socket for one, and what it names is put into a control
+        group and killed.
+        """
+        try:
+            return process.parent_of(pidfd) in (process.pid_of(self.pidfd), -1)
+        except OSError:
+            return False

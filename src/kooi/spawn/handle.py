@@ -279,16 +279,7 @@ class SpawnerHandle:
         self._numbers += 1
         box = SpawnedBox(self, self._numbers, SocketStream(ours), plan.home)
         self.boxes[box.number] = box
-        head = {
-            "op": "open",
-            "box": box.number,
-            "cell": key,
-            "memory": plan.memory_bytes,
-            "processes": plan.processes,
-            "disk": plan.disk_bytes,
-            "files": plan.files,
-            "fresh": plan.fresh,
-        }
+        head = {"op": "open", "box": box.number, "cell": key, **plan.bounds()}
         try:
             self.send(head, encoded, (theirs.fileno(),))
         except OSError as error:

@@ -48,7 +48,7 @@ class Homes:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._path = f"{HOMES_PARENT}/{journal.name}.homes"
+        self._path = ""
         self._fd = -1
         self._record = 0
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -60,6 +60,7 @@ class Homes:
     def path(self) -> str:
         """Return the folder of all, which is made if it is not there yet."""
         if self._fd < 0:
+            self._path = f"{HOMES_PARENT}/{self._journal.name}.homes"
             self._record = self._journal.intend("homes", path=self._path)
             os.mkdir(self._path, 0o711)
             os.chmod(self._path, 0o711)

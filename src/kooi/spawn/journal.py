@@ -115,8 +115,8 @@ class Journal:
         """Record that a thing is about to be made; return the record's number for `done`.
 
         `cgroup`: `paths`, from `linux.cgroup.planned`, all called `kooi-ID` or `kooi-ID-self`. `dir` and `socket`:
-        `path`, below the run directory. `homes`: `path`, which is /tmp/kooi-ID.homes. `uid_block`: `base` and `count`. Raises `SetupFailed` if it cannot be written;
-        then do not make the thing.
+        `path`, below the run directory. `homes`: `path`, which is /tmp/kooi-ID.homes. `uid_block`: `base` and `count`.
+        Raises `SetupFailed` if it cannot be written; then do not make the thing.
         """
         number = self._next
         line = encode({"n": number, "do": kind, **check(kind, self._relative(kind, data), self.id)})

@@ -63,10 +63,11 @@ Step = tuple[str, Mapping[str, Any]]
 class CellPlan:
     """How to build one cell, start its zygote and prepare its blanks.
 
-    `ids` is root (a leased range), subuid, single, leased (one id for all of it) or none. `guest` is what every agent is told: the fields of the
-    guest's `Setup` that are plain data. `prepare` are the steps that no spec changes; a blank takes them ahead of any
-    request. `seal` are the last steps, of the first interpreter ahead and of its agent once the box's own are done.
-    Without namespaces `enclose` are the zygote's own steps, and `code` are those that every process of the code takes.
+    `ids` is root (a leased range), subuid, single, leased (one id for all of it) or none. `guest` is what every agent
+    is told: the fields of the guest's `Setup` that are plain data. `prepare` are the steps that no spec changes; a
+    blank takes them ahead of any request. `seal` are the last steps, of the first interpreter ahead and of its agent
+    once the box's own are done. Without namespaces `enclose` are the zygote's own steps, and `code` are those that
+    every process of the code takes.
     """
 
     isolated: bool
@@ -140,6 +141,16 @@ class BoxPlan:
     processes: int | None
     disk_bytes: int | None = None
     files: int | None = None
+
+    def bounds(self) -> dict[str, Any]:
+        """Return what the spawner is told of it."""
+        return {
+            "memory": self.memory_bytes,
+            "processes": self.processes,
+            "disk": self.disk_bytes,
+            "files": self.files,
+            "fresh": self.fresh,
+        }
 
     def encode(self) -> bytes:
         """Return what a blank is sent."""

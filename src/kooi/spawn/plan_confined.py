@@ -57,8 +57,16 @@ def plan_confined(spec: Spec, facts: HostFacts, view: View) -> Plan:
             ("enter_domain", {"name": "zygote"}),
             ("zygote_calls", {}),
         ),
-        code=(("oom_first", {}), ("enter_domain", {"name": "code", "keep": True}), ("seccomp", {"restrictions": restrictions})),
+        code=(
+            ("oom_first", {}),
+            ("enter_domain", {"name": "code", "keep": True}),
+            ("seccomp", {"restrictions": restrictions}),
+        ),
     )
+    return Plan(cell, _box(spec))
+
+
+def _box(spec: Spec) -> BoxPlan:
     limits = spec.limits
     values: dict[str, Any] = {
         "open_files": limits.open_files,
@@ -69,17 +77,14 @@ def plan_confined(spec: Spec, facts: HostFacts, view: View) -> Plan:
         # Per process, and only a backstop: the host measures the whole box.
         values["cpu_seconds"] = int(limits.cpu_seconds) + 1
     processes = None if limits.processes is None else limits.processes + OWN_PROCESSES
-    return Plan(
-        cell,
-        BoxPlan(
-            (("rlimits", values),),
-            spec.fresh,
-            HOME,
-            limits.memory_bytes,
-            processes,
-            disk_bytes=limits.disk_bytes,
-            files=limits.files,
-        ),
+    return BoxPlan(
+        (("rlimits", values),),
+        spec.fresh,
+        HOME,
+        limits.memory_bytes,
+        processes,
+        disk_bytes=limits.disk_bytes,
+        files=limits.files,
     )
 
 

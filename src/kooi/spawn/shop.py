@@ -15,8 +15,8 @@ from kooi.spawn import messages
 from kooi.spawn.cells import Cells, Loop
 from kooi.spawn.entries import WORDS_BYTES, Cell, Entry, Request
 from kooi.spawn.groups import Groups, Slot
-from kooi.spawn.homes import Gauge, Homes
 from kooi.spawn.journal import Journal
+from kooi.spawn.wards import Wards
 from kooi.spawn.watchdog import Watchdog
 
 # At most so many blanks with an executed interpreter: it shares no memory with any other, and few boxes are fresh.
@@ -44,11 +44,9 @@ class Shop:
         self._boxes: dict[int, Entry] = {}
         self._numbers = 0
         self._later: dict[Cell, float] = {}
-        self._homes = Homes(journal)
-        self._gauge = Gauge(self._homes, lambda number: self._struck(self._boxes[number], "disk_limit"))
-        self.watchdog = Watchdog(self._out_of_memory, lambda entry: self._struck(entry, "pids_limit"), self._gauge.bytes)
+        self._wards = Wards(loop, journal, lambda box: self._struck(self._boxes[box], "disk_limit"))
+        self.watchdog = Watchdog(self._out_of_memory, self._struck, self._wards.gauge.bytes)
         loop.watch(groups.wakeup_fd, groups.deliver)
-        loop.watch(self._homes.wakeup_fd, self._homes.deliver)
 
     def handle(self, operation: str, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
         """Do what one packet of the host asks."""
@@ -68,13 +66,13 @@ class Shop:
     def seconds(self) -> float | None:
         """Return in how many seconds `tick` wants to be called; None for never."""
         due = [max(0.0, when - time.monotonic()) for when in self._later.values()]
-        watched = (self.watchdog.seconds(), self._gauge.seconds())
+        watched = (self.watchdog.seconds(), self._wards.gauge.seconds())
         return min(due + [when for when in watched if when is not None], default=None)
 
     def tick(self) -> None:
         """Do what is due."""
         self.watchdog.tick()
-        self._gauge.tick()
+        self._wards.gauge.tick()
         for cell, when in list(self._later.items()):
             if when <= time.monotonic():
                 del self._later[cell]
@@ -84,21 +82,19 @@ class Shop:
         """Kill every cell and remove all groups and folders."""
         entries = [entry for cell in self._cells.living() for entry in cell.entries()]
         self._cells.close()
-        for entry in entries:
-            if entry.pidfd >= 0:
-                # A cell's end is that of its boxes only where they are in namespaces of it.
-                process.wait_pidfd(entry.pidfd, _END_SECONDS)
+        for entry in (each for each in entries if each.pidfd >= 0):
+            # A cell's end is that of its boxes only where they are in namespaces of it.
+            process.wait_pidfd(entry.pidfd, _END_SECONDS)
         self._groups.close()
-        self._homes.close()
+        self._wards.close()
 
     def _start_cell(self, key: str, plan: dict[str, Any]) -> None:
-        if plan["zygote"]["code"]:
-            try:
-                plan["zygote"]["homes"] = self._homes.path
-            except (OSError, KooiError) as error:
-                self._loop.tell_host({"cell": key, "failed": f"no private folders can be made: {error}"})
-                return
-        self._cells.start(key, plan)
+        try:
+            self._wards.furnish(plan)
+        except (OSError, KooiError) as error:
+            self._loop.tell_host({"cell": key, "failed": f"no private folders can be made: {error}"})
+        else:
+            self._cells.start(key, plan)
 
     # What becomes of cells.
 
@@ -149,7 +145,7 @@ class Shop:
             self._refuse_waiting(cell, f"no process could be made: {str(head['failed'])[:WORDS_BYTES]}")
             self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
             return
-        if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not _is_child(cell, fds[0]):
+        if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not cell.made(fds[0]):
             messages.close_all(fds)
             self._cells.end(cell, "its zygote broke the protocol")
             return
@@ -183,7 +179,7 @@ class Shop:
                 return
 
     def _fresh_ahead(self, cell: Cell) -> int:
-        """Return how many blanks with an executed interpreter to keep: none for a cell that nobody wants them of."""
+        # None for a cell that nobody wants them of.
         return min(FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
 
     def _refill_soon(self, cell: Cell) -> None:
@@ -198,45 +194,32 @@ class Shop:
         pair = cell.ids.take() if cell.ids is not None else None
         if cell.ids is not None and pair is None:
             return False
+        self._numbers += 1
+        theirs: list[socket.socket] = []
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ward = self._ward(cell)
+            ours, *theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            entry = Entry(self._numbers, cell, ours)
+            entry.pair = pair
+            told, lines = self._wards.give(cell, entry)
+            theirs += lines
         except OSError:
             if cell.ids is not None and pair is not None:
                 cell.ids.give_back(pair)
             self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
+            messages.close_all([each.detach() for each in theirs])
             return False
-        self._numbers += 1
         ours.setblocking(False)
-        entry = Entry(self._numbers, cell, ours)
-        entry.pair = pair
         cell.making[entry.number] = entry
-        head: dict[str, Any] = {"blank": entry.number}
-        if pair is not None:
-            head |= {"agent": pair[0], "code": pair[1]}
-        fds = [theirs.fileno()]
-        if ward is not None:
-            entry.folder, entry.line, line = ward
-            head["folder"] = f"{self._homes.path}/{entry.folder}"
-            fds.append(line.fileno())
+        ids = {} if pair is None else {"agent": pair[0], "code": pair[1]}
         try:
-            messages.send(cell.control, head, fds=fds)
+            messages.send(cell.control, {"blank": entry.number, **ids, **told}, fds=[each.fileno() for each in theirs])
         except OSError:
             # A zygote that does not read is broken or hostile.
             self._cells.end(cell, "its zygote does not answer")
             return False
         finally:
-            theirs.close()
-            if ward is not None:
-                ward[2].close()
+            messages.close_all([each.detach() for each in theirs])
         return True
-
-    def _ward(self, cell: Cell) -> tuple[str, socket.socket, socket.socket] | None:
-        """Return what a box needs that has no namespaces: a folder's name, and both ends of the line to its warden."""
-        if not cell.warded:
-            return None
-        folder = self._homes.make(cell.uid, cell.plan["build"]["datasets"])
-        return folder, *socket.socketpair()
 
     def _attached(self, entry: Entry, slot: Slot | None, error: Exception | None) -> None:
         cell = entry.cell
@@ -250,7 +233,7 @@ class Shop:
             entry.strike()
             return
         del cell.making[entry.number]
-        fresh = self._to_be_fresh(cell)
+        fresh = cell.to_be_fresh(self._fresh_ahead(cell))
         entry.begun = True
         try:
             entry.control.send(messages.GO_FRESH if fresh else messages.GO_NOW if cell.waiting else messages.GO)
@@ -262,13 +245,6 @@ class Shop:
         else:
             (cell.fresh if fresh else cell.ready).append(entry)
         self._refill(cell)
-
-    def _to_be_fresh(self, cell: Cell) -> bool:
-        """Say whether the next blank is to execute an interpreter, which takes longer than all else it has to do."""
-        if cell.waiting:
-            return cell.waiting[0].fresh
-        # Of two kinds that lack, a forked one first: it serves requests of both, a fresh one only its own.
-        return len(cell.fresh) < min(len(cell.ready), self._fresh_ahead(cell))
 
     # Boxes.
 
@@ -305,8 +281,7 @@ class Shop:
                 self._groups.limit(entry.slot, request.memory, request.processes)
             else:
                 self.watchdog.add(entry, request.memory, request.processes if cell.warded else None)
-            if cell.warded:
-                self._gauge.add(request.box, entry.folder, request.disk, request.files)
+            self._wards.begin(entry, request)
             socket.send_fds(entry.control, [request.plan], [request.stream])
             if entry.slot is not None:
                 entry.slot.start_clock()
@@ -375,18 +350,7 @@ class Shop:
     def _gone(self, entry: Entry) -> None:
         """All processes of a blank or box are dead: it is over once nothing is left of its folder either."""
         self._loop.forget(entry.pidfd)
-        if entry.cell.warded:
-            if entry.slot is not None:
-                # It is empty, unless somebody killed the warden alone.
-                with contextlib.suppress(OSError, KooiError):
-                    entry.slot.group.strike()
-            process.reap_orphans()
-        if entry.folder:
-            if entry.box is not None:
-                self._gauge.remove(entry.box)
-            self._homes.remove(entry.folder, lambda: self._over(entry))
-        else:
-            self._over(entry)
+        self._wards.end(entry, lambda: self._over(entry))
 
     def _over(self, entry: Entry) -> None:
         """Report a blank's or box's end and give back what it had."""
@@ -406,7 +370,7 @@ class Shop:
         self._cells.retire(cell)
 
     def _blank_failed(self, cell: Cell, said: str) -> None:
-        """Give a cell up whose blanks die one after the other, rather than make them for ever."""
+        """Give a cell up whose blanks die one after the other."""
         cell.failures += 1
         if cell.failures >= _FAILURES:
             self._cells.end(cell, f"its blanks die before use: {said or 'no reason given'}")
@@ -434,15 +398,3 @@ class Shop:
         if entry.pair is not None and cell.ids is not None:
             cell.ids.give_back(entry.pair)
             entry.pair = None
-
-
-def _is_child(cell: Cell, pidfd: int) -> bool:
-    """Say whether `pidfd` means a child of the cell's zygote, or one that is gone already.
-
-    A zygote can get pidfds of strangers, of the peer of a socket for one, and what it names is put into a control group
-    and killed.
-    """
-    try:
-        return process.parent_of(pidfd) in (process.pid_of(cell.pidfd), -1)
-    except OSError:
-        return False

@@ -1,11 +1,11 @@
 """The first process of a box that has no pid namespace: it outlives all others of the box, and its end is their end.
 
 Theory of operation. A warden and all that come from it are inside one Landlock domain that no signal leaves, so
-kill(-1, SIGKILL) by the warden reaches exactly its box, in one pass that no fork outruns. The code is in a domain inside
-that one, so it cannot signal the warden. Orphans of the box become the warden's children (it is a subreaper), so when it
-has none left nothing is left. It waits for its agent's end or the end of its line, which the spawner holds: a byte on
-it, or its end by whatever death of the spawner, is the order to end. Where the kernel has no such domain (`scoped` is
-false), it kills its children until there are no more, which a fork may outrun for a while.
+kill(-1, SIGKILL) by the warden reaches exactly its box, in one pass that no fork outruns. The code is in a domain
+inside that one, so it cannot signal the warden. Orphans of the box become the warden's children (it is a subreaper), so
+when it has none left nothing is left. It waits for its agent's end or the end of its line, which the spawner holds: a
+byte on it, or its end by whatever death of the spawner, is the order to end. Where the kernel has no such domain
+(`scoped` is false), it kills its children until there are no more, which a fork may outrun for a while.
 
 Runs inside the box: standard library only, Python >= 3.8.
 """

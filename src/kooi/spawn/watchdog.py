@@ -27,9 +27,12 @@ class Watchdog:
     """Reads what boxes without a control group use; calls `exceeded` once for one that uses too much memory."""
 
     def __init__(
-        self, exceeded: Callable[[Entry], None], crowded: Callable[[Entry], None], stored: Mapping[int, int]
+        self, exceeded: Callable[[Entry], None], crowded: Callable[[Entry, str], None], stored: Mapping[int, int]
     ) -> None:
-        """`crowded` is called for one with too many processes; `stored` says what is in the folders of boxes."""
+        """`crowded` is called for one with too many processes, with the status that comes of it.
+
+        `stored` says what is in the private folders of boxes.
+        """
         self._exceeded = exceeded
         self._crowded = crowded
         self._stored = stored
@@ -75,7 +78,7 @@ class Watchdog:
     def _count(self, entry: Entry, watch: Watch, tasks: int) -> None:
         if watch.processes is not None and tasks > watch.processes and not watch.reported:
             watch.reported = True
-            self._crowded(entry)
+            self._crowded(entry, "pids_limit")
 
     def _sample(self, entry: Entry, watch: Watch, pids: list[int]) -> None:
         watch.pids_peak = max(watch.pids_peak, len(pids))

@@ -226,9 +226,7 @@ def _open_blank(
         confinement.carry_out(prepare)
         home = folder + "/home"
         agent = start.prepare(setup)
-        agent.nursery.configure(
-            {"HOME": home, "TMPDIR": folder + "/tmp", "KOOI_DATA": folder + "/data"}, home
-        )
+        agent.nursery.configure({"HOME": home, "TMPDIR": folder + "/tmp", "KOOI_DATA": folder + "/data"}, home)
 
         def bind() -> None:
             caps.set_caps()
