@@ -58,4 +58,6 @@ class Wards:
 
     def close(self) -> None:
         """Remove all folders; every box is dead."""
+        # Whoever inherits them may be a process 1 that reaps nothing, in a container.
+        process.reap_orphans()
         self._homes.close()
