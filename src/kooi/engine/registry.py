@@ -74,22 +74,31 @@ def opened_on(level: str, loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def choose(at_least: Strength) -> str:
-    """Return the cheapest level that runs on this host and is at least that strong; else raise `LevelUnavailable`."""
+    """Return the cheapest level that runs on this host and is at least that strong; else raise `LevelUnavailable`.
+
+    One that is open somewhere by its name is taken only where no other is left.
+    """
     if at_least not in (*_ORDER, "remote"):
         raise InvalidRequest(f"at_least={at_least!r} is not a strength", key="at_least", fix=f"use one of {_ORDER}")
-    reasons = []
+    reasons, second = [], ""
     for name in levels():
         try:
             backend = find(name)
-            if not _strong_enough(backend.enforcement(Spec(level=name), host_facts()).strength, at_least):
+            held = backend.enforcement(Spec(level=name), host_facts())
+            if not _strong_enough(held.strength, at_least):
                 continue
             found = await backend.probe()
         except KooiError as error:
             reasons.append(f"{name}: {error}")
             continue
+        if found.ok and held.waivers and at_least != "none":
+            second = second or name
+            continue
         if found.ok:
             return name
         reasons.append(f"{name}: {found.reason or 'it did not start'}" + (f" ({found.fix})" if found.fix else ""))
+    if second:
+        return second
     seen = "; ".join(reasons) or "no level of this version is that strong"
     raise LevelUnavailable(f"no level here is at least {at_least}: {seen}", key="level", fix="see `kooi doctor`")
 
