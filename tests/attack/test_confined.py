@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -135,13 +136,7 @@ time.sleep(0.3)
 """
 
     def living() -> int:
-        found = 0
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                found += Path(f"/proc/{pid}/comm").read_text().strip() == name
-            except OSError:
-                continue
-        return found
+        return sum(comm(pid) == name for pid in os.listdir("/proc") if pid.isdigit())
 
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
         with kooi.Sandbox(level="confined") as box:
@@ -150,6 +145,31 @@ time.sleep(0.3)
         assert living() == 0
         assert stranger.poll() is None
         stranger.kill()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_warden_that_somebody_kills_takes_its_box_along() -> None:
+    need("confined")
+    name = f"kw{os.getpid()}"
+    with kooi.Sandbox(level="confined") as box:
+        box.run(f"import ctypes, os, time\nctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)\nos.fork()")
+        found = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and comm(pid) == name]
+        assert found
+        os.kill(parent(parent(found[0])), signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while any(comm(pid) == name for pid in found) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not any(comm(pid) == name for pid in found)
+
+
+def comm(pid: object) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def test_watched_limits_end_the_box_with_their_status() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
-from typing import Iterable
+from typing import Iterable, Set
 
 from kooi.linux.libc import nr, syscall, try_syscall
 
@@ -87,6 +87,15 @@ def reap_orphans() -> None:
             pass
     except ChildProcessError:
         pass
+
+
+def children() -> Set[int]:
+    """Return the process ids of this process's children, those that have ended and were not waited for too."""
+    found: Set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with open("/proc/self/task/%s/children" % task, "rb") as file:
+            found.update(map(int, file.read().split()))
+    return found
 
 
 def pid_of(pidfd: int) -> int:

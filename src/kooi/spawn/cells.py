@@ -227,6 +227,11 @@ class Cells:
         """Return every cell that has not ended: those that serve, their successors, and replaced ones with boxes."""
         return [cell for cell in self._all if not cell.ended]
 
+    def family(self) -> set[int]:
+        """Return the pids of all zygotes, and of all blanks and boxes, which become ours when theirs dies."""
+        zygotes = {cell.launcher.pid for cell in self._all if cell.launcher is not None}
+        return zygotes | {entry.pid for cell in self._all for entry in cell.entries()}
+
     def retire(self, cell: Cell) -> None:
         """End a cell that no longer serves as soon as its last box is gone."""
         if self.serving.get(cell.key) is not cell and not cell.boxes and not cell.waiting:

@@ -44,7 +44,7 @@ class Shop:
         self._boxes: dict[int, Entry] = {}
         self._numbers = 0
         self._later: dict[Cell, float] = {}
-        self._wards = Wards(loop, journal, lambda box: self._struck(self._boxes[box], "disk_limit"))
+        self._wards = Wards(loop, journal, lambda box: self._struck(self._boxes[box], "disk_limit"), self._cells.family)
         self.watchdog = Watchdog(self._out_of_memory, self._struck, self._wards.gauge.bytes)
         loop.watch(groups.wakeup_fd, groups.deliver)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +17,18 @@ from kooi.spawn.entries import Cell, Entry, Request
 from kooi.spawn.homes import Gauge, Homes
 from kooi.spawn.journal import Journal
 
+_SWEEP_SECONDS = 2.0
+_BETWEEN_KILLS = 0.002
+
 
 class Wards:
     """The folders and lines of all boxes of cells that are `warded`; the others pass through untouched."""
 
-    def __init__(self, loop: Loop, journal: Journal, full: Callable[[int], None]) -> None:
+    def __init__(
+        self, loop: Loop, journal: Journal, full: Callable[[int], None], family: Callable[[], set[int]]
+    ) -> None:
+        """`family` returns the pids of all children that are known."""
+        self._family = family
         self._homes = Homes(journal)
         #: calls `full` with the host's number of a box whose folder holds more than it may
         self.gauge = Gauge(self._homes, full)
@@ -51,10 +61,21 @@ class Wards:
             # It is empty, unless somebody killed the warden alone.
             with contextlib.suppress(OSError, KooiError):
                 entry.slot.group.strike()
-        process.reap_orphans()
+        self._sweep()
         if entry.box is not None:
             self.gauge.remove(entry.box)
         self._homes.remove(entry.folder, then)
+
+    def _sweep(self) -> None:
+        """Kill what a warden left that somebody killed alone. It came to us, so its numbers are nobody else's."""
+        process.reap_orphans()
+        deadline = time.monotonic() + _SWEEP_SECONDS
+        while (strays := process.children() - self._family()) and time.monotonic() < deadline:
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_BETWEEN_KILLS)
+            process.reap_orphans()
 
     def close(self) -> None:
         """Remove all folders; every box is dead."""
