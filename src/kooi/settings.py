@@ -210,7 +210,15 @@ def _run_dir(env: Mapping[str, str], state_dir: Path) -> Path:
                 return Path(given) / "kooi"
         except OSError:
             pass
-    return state_dir / "run"
+    run_dir = state_dir / "run"
+    # In a container the file system is often read-only, and the id has no home.
+    return run_dir if _can_be_made(run_dir) else Path(f"/tmp/kooi-{os.geteuid()}")
+
+
+def _can_be_made(path: Path) -> bool:
+    """Say whether a folder is there or its nearest parent that is can be written to."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    return os.access(there, os.W_OK | os.X_OK)
 
 
 def _xdg(env: Mapping[str, str], name: str, default: str) -> Path:

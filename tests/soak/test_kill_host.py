@@ -49,6 +49,7 @@ def left(token: str) -> list[str]:
     run_dir = load_settings().run_dir
     journals = {path.stem for path in run_dir.glob("kooi-*.journal") if owner(path) == token}
     found += sorted(journals)
+    found += [f"folders {path.name}" for path in Path("/tmp").glob("kooi-*.homes") if path.stem in journals]
     for directory, names, _ in os.walk("/sys/fs/cgroup"):
         found += [f"{directory}/{name}" for name in names if name in journals]
     return found
@@ -66,7 +67,7 @@ def owner(journal: Path) -> str:
 OWNERS: dict[str, int] = {}
 
 
-@pytest.mark.parametrize("level", ["jail", "process"])
+@pytest.mark.parametrize("level", ["jail", "confined", "process"])
 def test_sigkill_of_the_host_leaves_nothing(level: str) -> None:
     need(level)
     rng, worst = random.Random(), 0.0

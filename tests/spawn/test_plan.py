@@ -17,6 +17,7 @@ from kooi.contract.policy import Dataset, Policy
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
 from kooi.spawn.plan import Plan, plan_jail, plan_process, plan_process_image
+from kooi.spawn.plan_confined import plan_confined
 
 GOLDEN = Path(__file__).parent / "golden"
 VIEW = View(
@@ -38,6 +39,8 @@ CASES: dict[str, Plan] = {
     "jail-user": plan_jail(Spec(), facts(euid=1000, cgroup_writable=False), VIEW),
     "jail-one-id": plan_jail(Spec(), facts(euid=1000, cgroup_writable=False, newuidmap=False), VIEW),
     "jail-no-landlock": plan_jail(Spec(), facts(landlock_abi=0), VIEW),
+    "confined-root": plan_confined(Spec(level="confined"), facts(), VIEW),
+    "confined-user": plan_confined(Spec(level="confined"), facts(euid=1000, cgroup_writable=False), VIEW),
     "process-user": plan_process(Spec(level="process"), facts(euid=1000, cgroup_writable=False), VIEW, home="/run/x"),
     "process-image": plan_process_image(Spec(level="process", image="x"), facts(euid=1000), VIEW),
 }
@@ -107,3 +110,24 @@ def test_a_moved_interpreter_is_told_where_its_library_is(
     packages = found.pop("PYTHONPATH", "")
     assert tuple(found.items()) == env
     assert all(path.startswith("/opt/site-packages") for path in packages.split(":") if path)
+
+
+def test_a_confined_box_is_bound_from_the_inside_out() -> None:
+    cell = CASES["confined-user"].cell
+    assert [name for name, _ in cell.enclose] == ["no_new_privileges", "domain_rules", "enter_domain", "zygote_calls"]
+    # The warden stays in the box's own domain, and only what comes after it is the agent.
+    assert [name for name, _ in cell.prepare] == ["domain_rules", "enter_domain", "warden", "domain_rules", "rlimits"]
+    assert [name for name, _ in cell.code] == ["oom_first", "enter_domain", "seccomp"]
+    rules = {values["name"]: values for name, values in (*cell.enclose, *cell.prepare) if name == "domain_rules"}
+    assert "/proc" in dict(rules["box"]["allow"]) and "/proc" not in dict(rules["code"]["allow"])
+    assert {"signal", "abstract_unix"} <= set(rules["box"]["clauses"]) & set(rules["code"]["clauses"])
+    assert {"inet", "unix", "strangers", "memfd"} == set(dict(cell.code)["seccomp"]["restrictions"])
+
+
+def test_nobody_writes_outside_the_private_folder() -> None:
+    policy = Policy(datasets=(Dataset("sales", "/srv/sales"),))
+    cell = plan_confined(Spec(level="confined", policy=policy), facts(), VIEW).cell
+    for values in (values for name, values in (*cell.enclose, *cell.prepare) if name == "domain_rules"):
+        writable = {path for path, access in values["allow"] if "write" in access}
+        assert {path for path in writable if not path.startswith("/dev/")} <= {"/proc"}
+        assert dict(values["allow"])["/srv/sales"] == ("read",)

@@ -52,7 +52,7 @@ class Store:
         config = {"rotate_after": 1000, "ids": "single", "blanks_ready": AHEAD}
         self.shop = shop.Shop(self.loop, cast(Groups, NoGroups()), cast(Journal, None), config)
         ours, self.zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.cell = Cell("key", {"zygote": {"guest": {"home": "/"}}}, ours)
+        self.cell = Cell("key", {"zygote": {"guest": {"home": "/"}, "code": ()}}, ours)
         self.cell.live = True
         self.shop._cells.serving["key"] = self.cell
         self.ends = [self.zygote]
@@ -66,7 +66,15 @@ class Store:
         monkeypatch.setattr(shop.process, "signal_pidfd", lambda pidfd, number: True)
 
     def open(self, box: int, fresh: bool = False) -> None:
-        head = {"box": box, "memory": None, "processes": None, "cell": "key", "fresh": fresh}
+        head = {
+            "box": box,
+            "memory": None,
+            "processes": None,
+            "cell": "key",
+            "fresh": fresh,
+            "disk": None,
+            "files": None,
+        }
         self.shop.handle("open", head, b"{}", [os.open("/dev/null", os.O_RDONLY)])
 
     def kill(self, box: int) -> None:

@@ -17,7 +17,7 @@ from kooi.spawn.watchdog import Watchdog
 def entry(tmp_path: Path) -> Iterator[Entry]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        entry = Entry(1, Cell("key", {"zygote": {"guest": {"home": str(tmp_path)}}}, ours), theirs)
+        entry = Entry(1, Cell("key", {"zygote": {"guest": {"home": str(tmp_path)}, "code": ()}}, ours), theirs)
         entry.pid = os.getpid()
         yield entry
 
@@ -31,7 +31,7 @@ def test_what_is_stored_is_looked_for_in_the_boxs_own_home(entry: Entry, monkeyp
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     exceeded: list[Entry] = []
-    watchdog = Watchdog(exceeded.append)
+    watchdog = Watchdog(exceeded.append, lambda entry, status: None, {})
     # More than this process may grow by meanwhile, less than what is stored.
     watchdog.add(entry, 1 << 31)
     used = watchdog.usage(entry)

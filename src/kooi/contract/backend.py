@@ -46,10 +46,11 @@ class BoxEvent:
     """Something the host saw happen to a box.
 
     kinds: `exited` (everything in it is dead and cleaned up; `usage` is final), `oom` and `pids_limit`
-    (`count` is how often so far), `failed` (it never started; `detail` says why).
+    (`count` is how often so far), `failed` (it never started; `detail` says why), `struck` (it is being killed because
+    a watched limit was met; `detail` is the status that comes of it).
     """
 
-    kind: Literal["exited", "oom", "pids_limit", "failed"]
+    kind: Literal["exited", "oom", "pids_limit", "failed", "struck"]
     count: int = 0
     detail: str = ""
     usage: Usage | None = None

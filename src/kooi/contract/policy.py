@@ -16,7 +16,9 @@ from kooi.contract.limits import RANGES
 
 # `files` is the limit on their number; which of the host's may be seen is `host_files`.
 CLAUSES: tuple[str, ...] = tuple(
-    dict.fromkeys([*RANGES, "host_files", "network", "environment", "processes_hidden", "kill", "landlock"])
+    dict.fromkeys(
+        [*RANGES, "host_files", "host_metadata", "network", "environment", "processes_hidden", "kill", "landlock"]
+    )
 )
 LAYERS: tuple[str, ...] = ("landlock",)
 # It travels in one control frame with room for the rest of the request.

@@ -26,7 +26,8 @@ _SHOWN = 60
 class Clause:
     """One clause of policy or limits: what holds it at this level and how well.
 
-    `name` is a field of `Limits`, or one of: host_files, network, environment, processes_hidden, kill, landlock.
+    `name` is a field of `Limits`, or one of: host_files, host_metadata, network, environment, processes_hidden, kill,
+    landlock.
     `overshoot` says by how much a `polled` clause may be exceeded, in words and units.
     """
 

@@ -11,11 +11,11 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from kooi.contract.backend import Backend, Box, BoxEvent
 from kooi.contract.errors import SandboxClosed, SandboxLost, SetupFailed
-from kooi.contract.result import Enforcement, Usage
+from kooi.contract.result import Enforcement, Status, Usage
 from kooi.contract.spec import Spec
 from kooi.engine import registry
 from kooi.engine.alarm import Alarm
@@ -105,6 +105,7 @@ class OpenBox:
         self.transfers = 0
         self.oom = 0
         self.pids = 0
+        self.struck: Status | None = None
         self.failed: str | None = None
         self.final: Usage | None = None
         self.closed: str | None = None
@@ -198,14 +199,21 @@ class OpenBox:
             self.oom = max(self.oom, event.count)
         elif event.kind == "pids_limit":
             self.pids = max(self.pids, event.count)
+        elif event.kind == "struck":
+            self.struck = cast(Status, event.detail)
         elif event.kind == "failed":
             self.failed = event.detail or "no reason given"
         else:
             self.final = event.usage
             if self.lost is None:
-                self.lost = "it ran out of memory" if self.oom else "it ended by itself"
+                self.lost = self._reason()
         if self._seen is not None:
             self._seen.set()
+
+    def _reason(self) -> str:
+        if self.struck is not None:
+            return f"it met a limit ({self.struck})"
+        return "it ran out of memory" if self.oom else "it ended by itself"
 
 
 async def open_box(prepared: Prepared, env: Mapping[str, str]) -> OpenBox:

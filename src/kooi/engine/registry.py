@@ -28,10 +28,11 @@ GROUP = "kooi.backends"
 # Cheapest first: the order in which `choose` looks.
 BUILT_IN = {
     "process": "kooi.backends.process:ProcessBackend",
+    "confined": "kooi.backends.confined:ConfinedBackend",
     "jail": "kooi.backends.jail:JailBackend",
 }
 # Names that are taken, so that no plug-in can pose as one of them.
-NOT_BUILT = ("confined", "wasm", "container", "gvisor", "microvm", "e2b")
+NOT_BUILT = ("wasm", "container", "gvisor", "microvm", "e2b")
 
 _ORDER: tuple[Strength, ...] = ("none", "kernel-shared", "emulated", "kernel-own", "machine")
 CLOSE_SECONDS = 5.0
@@ -73,22 +74,31 @@ def opened_on(level: str, loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def choose(at_least: Strength) -> str:
-    """Return the cheapest level that runs on this host and is at least that strong; else raise `LevelUnavailable`."""
+    """Return the cheapest level that runs on this host and is at least that strong; else raise `LevelUnavailable`.
+
+    One that is open somewhere by its name is taken only where no other is left.
+    """
     if at_least not in (*_ORDER, "remote"):
         raise InvalidRequest(f"at_least={at_least!r} is not a strength", key="at_least", fix=f"use one of {_ORDER}")
-    reasons = []
+    reasons, second = [], ""
     for name in levels():
         try:
             backend = find(name)
-            if not _strong_enough(backend.enforcement(Spec(level=name), host_facts()).strength, at_least):
+            held = backend.enforcement(Spec(level=name), host_facts())
+            if not _strong_enough(held.strength, at_least):
                 continue
             found = await backend.probe()
         except KooiError as error:
             reasons.append(f"{name}: {error}")
             continue
+        if found.ok and held.waivers and at_least != "none":
+            second = second or name
+            continue
         if found.ok:
             return name
         reasons.append(f"{name}: {found.reason or 'it did not start'}" + (f" ({found.fix})" if found.fix else ""))
+    if second:
+        return second
     seen = "; ".join(reasons) or "no level of this version is that strong"
     raise LevelUnavailable(f"no level here is at least {at_least}: {seen}", key="level", fix="see `kooi doctor`")
 
@@ -173,7 +183,7 @@ def _plugged(point: importlib.metadata.EntryPoint) -> Backend:
 
 
 def _not_built(level: str) -> LevelUnavailable:
-    has = " and ".join(BUILT_IN)
+    has = ", ".join(BUILT_IN)
     return LevelUnavailable(f"level {level!r} is not in this version of kooi", key="level", fix=f"it has {has}")
 
 

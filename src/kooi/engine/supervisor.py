@@ -282,6 +282,7 @@ class _Run:
         """Make the verdict and write it all down."""
         ending, prepared, word = self.ending, self.held.prepared, self.ending.told
         ending.oom, ending.pids = self.held.oom - self.oom, self.held.pids - self.pids
+        ending.struck = self.held.struck
         status, decided_by = verdict(ending)
         error = word.error if word else None
         events = self._events(status)

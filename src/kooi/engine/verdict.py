@@ -1,8 +1,9 @@
 """How a run ended: a pure function from what the host saw and what the guest said to a status.
 
-The host's own facts come first. In order: killed, timeout, cpu_limit, oom, a violated protocol, output_limit, lost,
-pids_limit; then the guest's word: disk_limit, signal, exit, and the interpreter's `ok` or `error`. A limit that the
-code met and survived changes nothing here; it becomes an event of the result.
+The host's own facts come first. In order: killed, timeout, cpu_limit, oom, a watched limit for which the host killed
+the box, a violated protocol, output_limit, lost, pids_limit; then the guest's word: disk_limit, signal, exit, and the
+interpreter's `ok` or `error`. A limit that the code met and survived changes nothing here; it becomes an event of the
+result.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Ending:
     """Everything known about how one run ended.
 
     `condemned` holds the reasons for which the host killed it; `oom` and `pids` say how often those limits were met
-    since it began; `file_size` says that the disk limit is held by a limit on the size of one file; `command` that it
-    was a command, of which even `error` (it could not be started) is the agent's word.
+    since it began; `struck` names the watched limit for which the whole box was killed; `file_size` says that the disk
+    limit is held by a limit on the size of one file; `command` that it was a command, of which even `error` (it could
+    not be started) is the agent's word.
     """
 
     told: Told | None = None
@@ -44,6 +46,7 @@ class Ending:
     violated: bool = False
     oom: int = 0
     pids: int = 0
+    struck: Status | None = None
     file_size: bool = False
     command: bool = False
 
@@ -67,6 +70,8 @@ def verdict(ending: Ending) -> tuple[Status, DecidedBy]:
         return "cpu_limit", "host"
     if ending.oom > 0 and badly:
         return "oom", "host"
+    if ending.struck is not None and badly:
+        return ending.struck, "host"
     if ending.violated:
         return "sandbox_error", "host"
     if "output_limit" in condemned:

@@ -212,8 +212,9 @@ class Agent:
         shapes.check_config(value)
         if self._last_opened >= 0:
             raise FrameError("CONFIG after an OPEN")
-        if value["env"] or value["cwd"] != self.nursery.cwd:
-            self.nursery.configure(value["env"], value["cwd"])
+        cwd = self.nursery.cwd if value["cwd"] == self.nursery.setup.alias else value["cwd"]
+        if value["env"] or cwd != self.nursery.cwd:
+            self.nursery.configure(value["env"], cwd)
             for context in self._contexts.values():
                 context.stale = True
 

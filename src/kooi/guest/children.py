@@ -32,16 +32,18 @@ Planted = Sequence[Tuple[int, int]]
 class Setup(NamedTuple):
     """What the agent is told about its box by whoever starts it.
 
-    `cwd` is `home` unless given; `env` is the base that CONFIG adds to. `code_uid`, `code_gid`: who the code runs as,
-    `None` to stay. `confine_code` is called in every child once it has those ids. `python_argv` is the interpreter that
-    `sys.executable` names and that contexts execute, instead of forking, if they are `fresh`; `sys_path` is appended to
-    every context's `sys.path`. `program` is what `fresh.program()` returns, called while the guest's own files can be
-    read. `write_fd` is the other half of a stream that is not one socket. `fork` replaces `os.fork`: one that runs no
-    hooks of Python has nothing to mend after a single-threaded parent, and leaves about 200 pages uncopied.
+    `cwd` is `home` unless given; `alias` is what a host calls it that does not know where it is; `env` is the base that
+    CONFIG adds to. `code_uid`, `code_gid`: who the code runs as, `None` to stay. `confine_code` is called in every
+    child once it has those ids. `python_argv` is the interpreter that `sys.executable` names and that contexts execute,
+    instead of forking, if they are `fresh`; `sys_path` is appended to every context's `sys.path`. `program` is what
+    `fresh.program()` returns, called while the guest's own files can be read. `write_fd` is the other half of a stream
+    that is not one socket. `fork` replaces `os.fork`: one that runs no hooks of Python has nothing to mend after a
+    single-threaded parent, and leaves about 200 pages uncopied.
     """
 
     home: str = "/home/user"
     cwd: Optional[str] = None
+    alias: Optional[str] = None
     env: Mapping[str, str] = {}
     code_uid: Optional[int] = None
     code_gid: Optional[int] = None

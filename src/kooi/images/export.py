@@ -30,6 +30,8 @@ _CONFIG = "application/vnd.oci.image.config.v1+json"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _INDEX = "application/vnd.oci.image.index.v1+json"
 _BLOCK = 4096
+# Folders that every user of a container may write to.
+_FOR_ALL = ("tmp", "var/tmp")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -75,6 +77,8 @@ def _tar(tree: Path, entries: Sequence[Entry], out: BinaryIO, tell: Tell) -> Non
             member.mode = 0o755 if entry.kind == "d" or entry.executable else 0o644
             if entry.kind == "d":
                 member.type = tarfile.DIRTYPE
+                # An engine gives what it mounts there the mode of what is there.
+                member.mode = 0o1777 if entry.path in _FOR_ALL else member.mode
                 tar.addfile(member)
             elif entry.kind == "l":
                 member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777

@@ -11,7 +11,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PYTHON_ROOT = "/opt/python"
 SITE_ROOT = "/opt/site-packages"
@@ -37,6 +37,8 @@ ETC_TEXTS = {
     "/etc/resolv.conf": "",
     "/etc/hostname": "kooi\n",
 }
+# How many there are, for whoever has no /proc to look it up.
+_CPUS = "/sys/devices/system/cpu"
 _MERGED = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 
 # Imported by every zygote, so that ordinary code finds its imports paid.
@@ -100,6 +102,19 @@ def native_view(preload: tuple[str, ...] | None = None) -> View:
     python = f"{base}/bin/python{version}"
     warm = WARM_STDLIB + tuple(preload or ())
     return View((), (), (), python, (*_stdlib_path(base, version), *site), warm, _packages_path(base, site))
+
+
+def confined_view(preload: tuple[str, ...] | None = None) -> View:
+    """Return the running interpreter where it is, with what of the host it needs to see as binds of paths to itself."""
+    view = native_view(preload)
+    base = os.path.realpath(sys.base_prefix)
+    wanted = ["/usr", base, *(path for path in _MERGED if not os.path.islink(path)), *_ETC_BINDS, *_ETC_COPIES, _CPUS]
+    # Our own files too, for the zygote: what it gives to interpreters it reads when it has confined itself.
+    wanted.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    wanted += [path for path in view.sys_path if not path.startswith((f"{base}/", "/usr/"))]
+    # As it is really called: what is allowed is a file or folder, and a link to it is found by its own folder.
+    found = dict.fromkeys(os.path.realpath(path) for path in wanted if os.path.exists(path))
+    return replace(view, binds=tuple((path, path) for path in found))
 
 
 def _library_path(inside: str) -> tuple[tuple[str, str], ...]:

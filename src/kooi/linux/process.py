@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
-from typing import Iterable
+from typing import Iterable, Set
 
 from kooi.linux.libc import nr, syscall, try_syscall
 
@@ -78,6 +78,24 @@ def reap_pidfd(pidfd: int) -> None:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     except OSError:
         pass  # not ours
+
+
+def reap_orphans() -> None:
+    """Take the exit status of every child that has ended. For a process that waits for none by number."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def children() -> Set[int]:
+    """Return the process ids of this process's children, those that have ended and were not waited for too."""
+    found: Set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with open("/proc/self/task/%s/children" % task, "rb") as file:
+            found.update(map(int, file.read().split()))
+    return found
 
 
 def pid_of(pidfd: int) -> int:

@@ -18,7 +18,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Tuple, Union
 from kooi.contract.errors import SetupFailed
 from kooi.linux import bpf, libc
 from kooi.linux.seccomp_numbers import numbers
-from kooi.linux.seccomp_policy import Line, Policy, Test, policy, zygote_policy
+from kooi.linux.seccomp_policy import AGENT_MORE, Line, Policy, Test, policy, zygote_policy
 
 _ARCHES = {"x86_64": bpf.ARCH_X86_64, "aarch64": bpf.ARCH_AARCH64}
 _MODE_FILTER, _PR_GET_NO_NEW_PRIVS = 1, 39
@@ -62,10 +62,21 @@ def compile_program(restrictions: FrozenSet[str], machine: str) -> Program:
     return Program(_compile(ranges, machine), restrictions, machine)
 
 
-def zygote_program(machine: str = "") -> Program:
-    """Return the filter of a zygote for `machine` (default: this one): it allows what it does not know, but no x32."""
+@functools.lru_cache(maxsize=None)
+def agent_program(*restrictions: str) -> Program:
+    """Return this machine's filter for an agent that confines its children further than itself."""
+    machine = os.uname().machine
+    rules = {**policy(frozenset(restrictions), machine), **AGENT_MORE}
+    return Program(_compile(_ranges(rules, numbers(machine), errno.ENOSYS), machine), frozenset(restrictions), machine)
+
+
+def zygote_program(machine: str = "", in_cell: bool = True) -> Program:
+    """Return the filter of a zygote for `machine` (default: this one): it allows what it does not know, but no x32.
+
+    `in_cell`: it makes boxes of namespaces, in some of its own; else it makes none.
+    """
     machine = machine or os.uname().machine
-    ranges = _ranges(zygote_policy(), numbers(machine), 0)
+    ranges = _ranges(zygote_policy(in_cell), numbers(machine), 0)
     return Program(_compile([*ranges, (bpf.X32_BIT, _Answer(errno.ENOSYS))], machine), frozenset(), machine)
 
 

@@ -162,11 +162,31 @@ fanotify_init fanotify_mark inotify_init inotify_init1 inotify_add_watch init_mo
 kexec_load kexec_file_load reboot swapon swapoff acct quotactl syslog iopl ioperm modify_ldt vmsplice
 """.split()
 
+# What one needs least of all that has no cell around it, and makes none: the world that it is in is the host's.
+OPEN_ZYGOTE_REFUSED = """
+unshare mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr mknod
+sethostname setdomainname shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
+mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify personality vhangup
+""".split()
 
-def zygote_policy() -> Policy:
+# What an agent does to its children, besides what they may do: bind them closer than itself.
+AGENT_MORE: Policy = {
+    "landlock_restrict_self": (Line(0, (_is(1, 0),)), Line(errno.EINVAL)),
+    "seccomp": (Line(0, (_is(0, 1), _is(1, 0))), Line(errno.EINVAL)),
+}
+
+
+def zygote_policy(in_cell: bool = True) -> Policy:
     """Return the calls that a zygote is refused or has narrowed; all others it may make."""
-    narrowed = {name: RULES[name] for name in ("socket", "setsockopt", "sendto", "sendmsg", "fcntl")}
-    return {**narrowed, **{name: (Line(errno.EPERM),) for name in ZYGOTE_REFUSED}}
+    found = {name: RULES[name] for name in ("socket", "setsockopt", "sendto", "sendmsg", "fcntl")}
+    refused = list(ZYGOTE_REFUSED)
+    if not in_cell:
+        refused += OPEN_ZYGOTE_REFUSED
+        found["clone"], found["clone3"] = RULES["clone"], (Line(errno.ENOSYS),)
+        for restriction in ("inet", "unix", "strangers"):
+            for name, lines in RESTRICTIONS[restriction].items():
+                found[name] = lines + found.get(name, (Line(0),))
+    return {**found, **{name: (Line(errno.EPERM),) for name in refused}}
 
 
 def policy(restrictions: FrozenSet[str] = frozenset(), machine: str = "x86_64") -> Policy:

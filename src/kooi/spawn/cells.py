@@ -69,7 +69,7 @@ class Cells:
         self._next: dict[str, Cell] = {}
         self._leases = (
             Leases(config["run_dir"], config["uid_base"], config["uid_count"], block=config["uid_block"])
-            if config["ids"] == "root"
+            if config["ids"] in ("root", "leased")
             else None
         )
 
@@ -155,10 +155,14 @@ class Cells:
 
     def _lease(self, cell: Cell) -> None:
         build = cell.plan["build"] = dict(cell.plan["build"])
-        if cell.plan["ids"] == "root" and self._leases is not None:
+        if cell.plan["ids"] in ("root", "leased") and self._leases is not None:
             cell.block = self._leases.take()
             # The lease is a lock that the kernel drops with us; the record lets the reaper look for strays.
             cell.record = self._journal.intend("uid_block", base=cell.block.base, count=cell.block.count)
+            if cell.plan["ids"] == "leased":
+                cell.uid = cell.block.base
+                cell.plan["zygote"] = {**cell.plan["zygote"], "uid": cell.uid}
+                return
             build["id_base"], build["id_count"] = cell.block.base, cell.block.count
             cell.ids = IdPairs(cell.block.count)
         elif cell.plan["ids"] == "subuid":
@@ -222,6 +226,11 @@ class Cells:
     def living(self) -> list[Cell]:
         """Return every cell that has not ended: those that serve, their successors, and replaced ones with boxes."""
         return [cell for cell in self._all if not cell.ended]
+
+    def family(self) -> set[int]:
+        """Return the pids of all zygotes, and of all blanks and boxes, which become ours when theirs dies."""
+        zygotes = {cell.launcher.pid for cell in self._all if cell.launcher is not None}
+        return zygotes | {entry.pid for cell in self._all for entry in cell.entries()}
 
     def retire(self, cell: Cell) -> None:
         """End a cell that no longer serves as soon as its last box is gone."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kooi.linux import caps, landlock, mounts, network, process, rlimits, seccomp
+from kooi.spawn import warden
 
 _STAGE = "/run/stage"
 _EMPTY = "/run/empty"
@@ -34,7 +35,11 @@ class Confinement:
     def __init__(self) -> None:
         #: another process of this box, whose limits are set with ours; 0 for none
         self.companion = 0
+        #: the box's private folder and the line to its warden, where it has these
+        self.folder = ""
+        self.line = -1
         self._ruleset: landlock.Ruleset | None = None
+        self._domains: dict[str, landlock.Ruleset] = {}
         self._verbs: dict[str, Callable[..., None]] = {
             "workspace": workspace,
             "quota": quota,
@@ -53,6 +58,12 @@ class Confinement:
             "landlock_scope": landlock_scope,
             "landlock": self._landlock,
             "seccomp": system_calls,
+            "agent_calls": agent_calls,
+            "zygote_calls": zygote_calls,
+            "domain_rules": self._domain_rules,
+            "enter_domain": self._enter_domain,
+            "warden": self._warden,
+            "oom_first": oom_first,
         }
 
     def carry_out(self, steps: Sequence[Sequence[Any]]) -> None:
@@ -77,6 +88,31 @@ class Confinement:
         self._ruleset = landlock.Ruleset(clauses)
         for path, access in allow:
             self._ruleset.allow(path, *access)
+
+    def _domain_rules(
+        self, name: str, clauses: Sequence[str], allow: Sequence[Sequence[Any]], own: Sequence[str], shown: str = ""
+    ) -> None:
+        """Collect the rules of the domain `name`: what `allow` lists, and the places `own` of the private folder.
+
+        The place `shown` there can be read.
+        """
+        ruleset = self._domains[name] = landlock.Ruleset(clauses)
+        for path, access in allow:
+            ruleset.allow(path, *access)
+        for place in own:
+            ruleset.allow(self.folder + "/" + place, "read", "execute", "write")
+        if shown:
+            ruleset.allow(self.folder + "/" + shown, "read")
+
+    def _enter_domain(self, name: str, keep: bool = False) -> None:
+        """Enter a domain for good; `keep` its rules for processes that come from this one."""
+        self._domains[name].restrict_self()
+        if not keep:
+            self._domains.pop(name).close()
+
+    def _warden(self, scoped: bool) -> None:
+        """Go on in a new process, whose end and whose descendants' end is the end of this one."""
+        warden.stay_behind(self.line, scoped)
 
     def _landlock(self) -> None:
         """Restrict this process and all that come from it to the rules collected before."""
@@ -182,3 +218,22 @@ def capabilities(keep: Sequence[str]) -> None:
 def system_calls(restrictions: Sequence[str]) -> None:
     """Install the system call filter, narrowed by `restrictions`."""
     seccomp.install(seccomp.program(*restrictions))
+
+
+def agent_calls(restrictions: Sequence[str]) -> None:
+    """Install the filter of an agent that confines its children further than itself."""
+    seccomp.install(seccomp.agent_program(*restrictions))
+
+
+def zygote_calls() -> None:
+    """Install the filter of a zygote that has no cell around it."""
+    seccomp.install(seccomp.zygote_program(in_cell=False))
+
+
+def oom_first() -> None:
+    """Let the kernel kill this process before its agent; where it refuses, the other limits decide alone."""
+    # Whoever is not dumpable does not own its files in /proc.
+    process.set_dumpable(True)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+        file.write(b"1000")
+    process.set_dumpable(False)

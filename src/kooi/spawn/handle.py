@@ -56,6 +56,8 @@ class SpawnedBox:
             self._finish(BoxEvent("failed", detail=head["failed"]))
         elif "oom" in head:
             self._note_counts(head["oom"], self._pids)
+        elif "struck" in head:
+            self._events.put_nowait(BoxEvent("struck", detail=head["struck"]))
         elif "usage" in head:
             self._answer_usage(head["usage"])
         elif "exited" in head:
@@ -270,14 +272,7 @@ class SpawnerHandle:
         self._numbers += 1
         box = SpawnedBox(self, self._numbers, SocketStream(ours), plan.home)
         self.boxes[box.number] = box
-        head = {
-            "op": "open",
-            "box": box.number,
-            "cell": key,
-            "memory": plan.memory_bytes,
-            "processes": plan.processes,
-            "fresh": plan.fresh,
-        }
+        head = {"op": "open", "box": box.number, "cell": key, **plan.bounds()}
         try:
             self.send(head, encoded, (theirs.fileno(),))
         except OSError as error:

@@ -30,7 +30,9 @@ PREFIX, SUFFIX = "kooi-", ".journal"
 PAGE = 4096
 RECORD_BYTES = 2048
 REWRITE_BYTES = 1 << 20
-Kind = Literal["cgroup", "dir", "socket", "uid_block"]
+# Where boxes without a mount of their own have their folders: a box's user must be able to get there.
+HOMES_PARENT = "/tmp"
+Kind = Literal["cgroup", "dir", "homes", "socket", "uid_block"]
 
 
 def boot_id() -> str:
@@ -113,8 +115,8 @@ class Journal:
         """Record that a thing is about to be made; return the record's number for `done`.
 
         `cgroup`: `paths`, from `linux.cgroup.planned`, all called `kooi-ID` or `kooi-ID-self`. `dir` and `socket`:
-        `path`, below the run directory. `uid_block`: `base` and `count`. Raises `SetupFailed` if it cannot be written;
-        then do not make the thing.
+        `path`, below the run directory. `homes`: `path`, which is /tmp/kooi-ID.homes. `uid_block`: `base` and `count`.
+        Raises `SetupFailed` if it cannot be written; then do not make the thing.
         """
         number = self._next
         line = encode({"n": number, "do": kind, **check(kind, self._relative(kind, data), self.id)})
@@ -232,6 +234,8 @@ def check(kind: object, data: Mapping[str, object], ident: str) -> Mapping[str, 
     """Return `data` if it is a valid record of `kind` in the journal `ident`; else raise `InvalidRequest`."""
     if kind == "cgroup":
         good = data.keys() == {"paths"} and _good_groups(data["paths"], ident)
+    elif kind == "homes":
+        good = data == {"path": f"{HOMES_PARENT}/{PREFIX}{ident}.homes"}
     elif kind in ("dir", "socket"):
         good = data.keys() == {"path"} and _good_path(data["path"])
     elif kind == "uid_block":

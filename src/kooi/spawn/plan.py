@@ -63,9 +63,11 @@ Step = tuple[str, Mapping[str, Any]]
 class CellPlan:
     """How to build one cell, start its zygote and prepare its blanks.
 
-    `ids` is root (a leased range), subuid, single or none. `guest` is what every agent is told: the fields of the
-    guest's `Setup` that are plain data. `prepare` are the steps that no spec changes; a blank takes them ahead of any
-    request. `seal` are the last steps, of the first interpreter ahead and of its agent once the box's own are done.
+    `ids` is root (a leased range), subuid, single, leased (one id for all of it) or none. `guest` is what every agent
+    is told: the fields of the guest's `Setup` that are plain data. `prepare` are the steps that no spec changes; a
+    blank takes them ahead of any request. `seal` are the last steps, of the first interpreter ahead and of its agent
+    once the box's own are done. Without namespaces `enclose` are the zygote's own steps, and `code` are those that
+    every process of the code takes.
     """
 
     isolated: bool
@@ -77,6 +79,8 @@ class CellPlan:
     restrictions: tuple[str, ...]
     prepare: tuple[Step, ...]
     seal: tuple[Step, ...]
+    enclose: tuple[Step, ...] = ()
+    code: tuple[Step, ...] = ()
 
     @property
     def key(self) -> str:
@@ -102,6 +106,9 @@ class CellPlan:
             "code_id": CODE_ID,
             "prepare": self.prepare,
             "seal": self.seal,
+            "enclose": self.enclose,
+            "code": self.code,
+            "uid": None,
             "guest": self.guest,
         }
         build = {
@@ -122,13 +129,28 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class BoxPlan:
-    """How a blank becomes a box: ordered steps, whether interpreters are new ones, its control group's limits."""
+    """How a blank becomes a box: ordered steps, whether interpreters are new ones, its control group's limits.
+
+    `disk_bytes` and `files` are for a private folder that no mount bounds.
+    """
 
     steps: tuple[Step, ...]
     fresh: bool
     home: str
     memory_bytes: int | None
     processes: int | None
+    disk_bytes: int | None = None
+    files: int | None = None
+
+    def bounds(self) -> dict[str, Any]:
+        """Return what the spawner is told of it."""
+        return {
+            "memory": self.memory_bytes,
+            "processes": self.processes,
+            "disk": self.disk_bytes,
+            "files": self.files,
+            "fresh": self.fresh,
+        }
 
     def encode(self) -> bytes:
         """Return what a blank is sent."""
@@ -162,7 +184,7 @@ def plan_jail(spec: Spec, facts: HostFacts, view: View) -> Plan:
         view=view,
         datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
         namespaces=_JAIL_NAMESPACES,
-        guest=_guest(view, HOME, "/data", CODE_ID if ids != "single" else None),
+        guest=agent_setup(view, HOME, "/data", CODE_ID if ids != "single" else None),
         restrictions=restrictions,
         prepare=_jail_prepare(facts),
         seal=_jail_seal(facts, restrictions),
@@ -226,7 +248,7 @@ def plan_process(spec: Spec, facts: HostFacts, view: View, *, home: str) -> Plan
         view=view,
         datasets=(),
         namespaces=_PLAIN_NAMESPACES,
-        guest=_guest(view, home, f"{home}/data", None),
+        guest=agent_setup(view, home, f"{home}/data", None),
         restrictions=(),
         prepare=tuple(prepare),
         seal=(("no_new_privileges", {}),),
@@ -257,7 +279,7 @@ def plan_process_image(spec: Spec, facts: HostFacts, view: View) -> Plan:
         view=view,
         datasets=tuple((d.name, d.source) for d in spec.policy.datasets),
         namespaces=_JAIL_NAMESPACES,
-        guest=_guest(view, HOME, "/data", None),
+        guest=agent_setup(view, HOME, "/data", None),
         restrictions=(),
         prepare=(*prepare, ("terminals", {}), ("loopback", {}), ("rlimits", {})),
         seal=(("no_new_privileges", {}),),
@@ -292,7 +314,8 @@ def _rlimits(spec: Spec, facts: HostFacts, own_count: bool) -> dict[str, Any]:
     return values
 
 
-def _guest(view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
+def agent_setup(view: View, home: str, data: str, code_id: int | None) -> dict[str, Any]:
+    """Return what every agent of a cell is told, as plain data."""
     path = "/usr/local/bin:/usr/bin:/bin"
     return {
         "home": home,

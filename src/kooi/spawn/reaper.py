@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from kooi.contract.errors import InvalidRequest, KooiError
 from kooi.linux.cgroup import destroy
 from kooi.spawn import journal, leases
+from kooi.spawn.homes import empty
 from kooi.spawn.removal import remove_tree
 
 MAX_JOURNAL_BYTES = 64 << 20
@@ -270,12 +271,32 @@ def _undo(dir_fd: int, ident: str, entries: Entries, roots: Sequence[str], repor
         if record["do"] in ("dir", "socket"):
             remove_tree(dir_fd, str(record["path"]), trash)
             report.dirs.append(str(record["path"]))
+        elif record["do"] == "homes":
+            _remove_homes(str(record["path"]))
+            report.dirs.append(str(record["path"]))
     remove_tree(dir_fd, trash, trash)
     for record in entries.open if same_boot else ():
         if record["do"] == "uid_block":
             base, count = record["base"], record["count"]
             assert isinstance(base, int) and isinstance(count, int)
             report.strays += leases.uids_in_use(base, count)
+
+
+def _remove_homes(path: str) -> None:
+    """Remove a spawner's private folders; the name in a place that all may write to may be somebody else's by now."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Damaged(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise Damaged(f"{path} belongs to user {os.fstat(fd).st_uid}")
+        empty(fd)
+        os.rmdir(path)
+    finally:
+        os.close(fd)
 
 
 def _groups(entries: Entries, roots: Sequence[str]) -> list[dict[str, str]]:

@@ -68,7 +68,7 @@ class Service:
         compiled = self.plan(spec, facts)
         cell, box = compiled.plan.cell, compiled.plan.box
         if spec.policy.datasets:
-            datasets.check(spec.policy.datasets, own_ids=cell.ids in ("root", "subuid"))
+            datasets.check(spec.policy.datasets, own_ids=cell.ids in ("root", "subuid", "leased"))
         handle = self.handle()
         await handle.cell(compiled.key, cell)
         if facts.cgroup_writable and handle.reader is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import time
 from typing import Any
@@ -14,9 +13,10 @@ from kooi.contract.errors import KooiError
 from kooi.linux import process
 from kooi.spawn import messages
 from kooi.spawn.cells import Cells, Loop
-from kooi.spawn.entries import Cell, Entry, Request
+from kooi.spawn.entries import WORDS_BYTES, Cell, Entry, Request
 from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.journal import Journal
+from kooi.spawn.wards import Wards
 from kooi.spawn.watchdog import Watchdog
 
 # At most so many blanks with an executed interpreter: it shares no memory with any other, and few boxes are fresh.
@@ -30,7 +30,7 @@ _EXECUTING_SECONDS = 0.012
 # It is put off only while more than such a part of the stock is left: who asks without a pause must not run dry.
 _PATIENCE = 4
 _RETRY_SECONDS = 0.05
-_WORDS_BYTES = 2000
+_END_SECONDS = 5.0
 
 
 class Shop:
@@ -44,7 +44,8 @@ class Shop:
         self._boxes: dict[int, Entry] = {}
         self._numbers = 0
         self._later: dict[Cell, float] = {}
-        self.watchdog = Watchdog(self._out_of_memory)
+        self._wards = Wards(loop, journal, lambda box: self._struck(self._boxes[box], "disk_limit"), self._cells.family)
+        self.watchdog = Watchdog(self._out_of_memory, self._struck, self._wards.gauge.bytes)
         loop.watch(groups.wakeup_fd, groups.deliver)
 
     def handle(self, operation: str, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
@@ -52,7 +53,7 @@ class Shop:
         if operation == "open":
             self._open(Request(head, body, fds[0]), head["cell"])
         elif operation == "cell":
-            self._cells.start(head["cell"], json.loads(body))
+            self._start_cell(head["cell"], json.loads(body))
         elif operation == "kill":
             self._kill(head["box"])
         elif operation == "usage":
@@ -65,21 +66,35 @@ class Shop:
     def seconds(self) -> float | None:
         """Return in how many seconds `tick` wants to be called; None for never."""
         due = [max(0.0, when - time.monotonic()) for when in self._later.values()]
-        watched = self.watchdog.seconds()
-        return min(due + ([] if watched is None else [watched]), default=None)
+        watched = (self.watchdog.seconds(), self._wards.gauge.seconds())
+        return min(due + [when for when in watched if when is not None], default=None)
 
     def tick(self) -> None:
         """Do what is due."""
         self.watchdog.tick()
+        self._wards.gauge.tick()
         for cell, when in list(self._later.items()):
             if when <= time.monotonic():
                 del self._later[cell]
                 self._refill(cell)
 
     def close(self) -> None:
-        """Kill every cell and remove all groups."""
+        """Kill every cell and remove all groups and folders."""
+        entries = [entry for cell in self._cells.living() for entry in cell.entries()]
         self._cells.close()
+        for entry in (each for each in entries if each.pidfd >= 0):
+            # A cell's end is that of its boxes only where they are in namespaces of it.
+            process.wait_pidfd(entry.pidfd, _END_SECONDS)
         self._groups.close()
+        self._wards.close()
+
+    def _start_cell(self, key: str, plan: dict[str, Any]) -> None:
+        try:
+            self._wards.furnish(plan)
+        except (OSError, KooiError) as error:
+            self._loop.tell_host({"cell": key, "failed": f"no private folders can be made: {error}"})
+        else:
+            self._cells.start(key, plan)
 
     # What becomes of cells.
 
@@ -111,12 +126,12 @@ class Shop:
 
     def cell_ended(self, cell: Cell, reason: str) -> None:
         """Let go of its blanks, and tell the host about boxes that never came. Its boxes report their own end."""
-        for entry in [*cell.making.values(), *cell.ready, *cell.fresh, *cell.boxes]:
+        for entry in cell.entries():
             if entry.pidfd < 0:
                 self._discard(entry)
             else:
                 # Where the zygote is not the first process of a pid namespace, its end is not theirs.
-                process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+                entry.strike()
         self._refuse_waiting(cell, reason)
         if reason != "replaced":
             self._loop.tell_host({"cell": cell.key, "failed": reason})
@@ -127,10 +142,10 @@ class Shop:
         if entry is not None and entry.pidfd < 0 and not fds and "failed" in head:
             # The kernel refused a fork. It may not the next time, but whoever waits must not wait for ever.
             self._discard(entry)
-            self._refuse_waiting(cell, f"no process could be made: {str(head['failed'])[:_WORDS_BYTES]}")
+            self._refuse_waiting(cell, f"no process could be made: {str(head['failed'])[:WORDS_BYTES]}")
             self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
             return
-        if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not _is_child(cell, fds[0]):
+        if entry is None or entry.pidfd >= 0 or len(fds) != 1 or not cell.made(fds[0]):
             messages.close_all(fds)
             self._cells.end(cell, "its zygote broke the protocol")
             return
@@ -167,7 +182,7 @@ class Shop:
                 return
 
     def _fresh_ahead(self, cell: Cell) -> int:
-        """Return how many blanks with an executed interpreter to keep: none for a cell that nobody wants them of."""
+        # None for a cell that nobody wants them of.
         return min(FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
 
     def _refill_soon(self, cell: Cell, seconds: float = _REFILL_SECONDS) -> None:
@@ -182,29 +197,31 @@ class Shop:
         pair = cell.ids.take() if cell.ids is not None else None
         if cell.ids is not None and pair is None:
             return False
+        self._numbers += 1
+        theirs: list[socket.socket] = []
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, *theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            entry = Entry(self._numbers, cell, ours)
+            entry.pair = pair
+            told, lines = self._wards.give(cell, entry)
+            theirs += lines
         except OSError:
             if cell.ids is not None and pair is not None:
                 cell.ids.give_back(pair)
             self._later.setdefault(cell, time.monotonic() + _RETRY_SECONDS)
+            messages.close_all([each.detach() for each in theirs])
             return False
-        self._numbers += 1
         ours.setblocking(False)
-        entry = Entry(self._numbers, cell, ours)
-        entry.pair = pair
         cell.making[entry.number] = entry
-        head: dict[str, Any] = {"blank": entry.number}
-        if pair is not None:
-            head |= {"agent": pair[0], "code": pair[1]}
+        ids = {} if pair is None else {"agent": pair[0], "code": pair[1]}
         try:
-            messages.send(cell.control, head, fds=[theirs.fileno()])
+            messages.send(cell.control, {"blank": entry.number, **ids, **told}, fds=[each.fileno() for each in theirs])
         except OSError:
             # A zygote that does not read is broken or hostile.
             self._cells.end(cell, "its zygote does not answer")
             return False
         finally:
-            theirs.close()
+            messages.close_all([each.detach() for each in theirs])
         return True
 
     def _attached(self, entry: Entry, slot: Slot | None, error: Exception | None) -> None:
@@ -216,27 +233,21 @@ class Shop:
                 self._groups.give_back(slot)
             return
         if error is not None or cell.ended:
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
             return
         del cell.making[entry.number]
-        fresh = self._to_be_fresh(cell)
+        fresh = cell.to_be_fresh(self._fresh_ahead(cell))
+        entry.begun = True
         try:
             entry.control.send(messages.GO_FRESH if fresh else messages.GO_NOW if cell.waiting else messages.GO)
         except OSError:
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
             return
         if cell.waiting:
             self._hand_over(entry, cell.waiting.popleft())
         else:
             (cell.fresh if fresh else cell.ready).append(entry)
         self._refill(cell)
-
-    def _to_be_fresh(self, cell: Cell) -> bool:
-        """Say whether the next blank is to execute an interpreter, which takes longer than all else it has to do."""
-        if cell.waiting:
-            return cell.waiting[0].fresh
-        # Of two kinds that lack, a forked one first: it serves requests of both, a fresh one only its own.
-        return len(cell.fresh) < min(len(cell.ready), self._fresh_ahead(cell))
 
     # Boxes.
 
@@ -260,33 +271,35 @@ class Shop:
 
     def _hand_over(self, entry: Entry, request: Request) -> None:
         """Make a blank the host's box: its limits, then its plan and stream."""
+        cell = entry.cell
         entry.box = request.box
-        entry.cell.failures = 0
-        entry.cell.boxes.add(entry)
+        cell.failures = 0
+        cell.boxes.add(entry)
         self._boxes[request.box] = entry
         try:
             if entry.slot is not None:
                 self._groups.limit(entry.slot, request.memory, request.processes)
             else:
-                self.watchdog.add(entry, request.memory)
+                self.watchdog.add(entry, request.memory, request.processes if cell.warded else None)
+            self._wards.begin(entry, request)
             socket.send_fds(entry.control, [request.plan], [request.stream])
             if entry.slot is not None:
                 entry.slot.start_clock()
         except (OSError, KooiError) as error:
-            said = _last_words(entry) or f"its blank could not be given the plan: {error}"
+            said = entry.last_words() or f"its blank could not be given the plan: {error}"
             self._loop.tell_host({"box": request.box, "failed": said})
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
         finally:
             os.close(request.stream)
         self._loop.watch(entry.control.fileno(), lambda: self._hear(entry))
 
     def _hear(self, entry: Entry) -> None:
         """A blank says only why it could not become a box; that it could is the end of its control socket."""
-        said = _last_words(entry)
+        said = entry.last_words()
         self._loop.forget(entry.control.fileno())
         if said:
             self._loop.tell_host({"box": entry.box, "failed": said})
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
         else:
             # Not said before: the host would be woken to hear it while the box is on its way.
             slot = entry.slot.describe() if entry.slot is not None else None
@@ -295,11 +308,11 @@ class Shop:
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)
         if entry is not None:
-            if entry.slot is not None:
+            if entry.slot is not None and not entry.cell.warded:
                 # The first process's end is the end of all, but only after its own teardown: this takes them at once.
                 with contextlib.suppress(OSError, KooiError):
                     entry.slot.group.strike()
-            process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+            entry.strike()
             self._refill_soon(entry.cell)
             return
         for cell in self._cells.living():
@@ -326,13 +339,22 @@ class Shop:
 
     def _out_of_memory(self, entry: Entry) -> None:
         self._loop.tell_host({"box": entry.box, "oom": 1})
-        process.signal_pidfd(entry.pidfd, signal.SIGKILL)
+        entry.strike()
+
+    def _struck(self, entry: Entry, status: str) -> None:
+        self._loop.tell_host({"box": entry.box, "struck": status})
+        entry.strike()
 
     # Ends.
 
     def _gone(self, entry: Entry) -> None:
-        """All processes of a blank or box are dead: report it and give back what it had."""
-        cell, said = entry.cell, _last_words(entry)
+        """All processes of a blank or box are dead: it is over once nothing is left of its folder either."""
+        self._loop.forget(entry.pidfd)
+        self._wards.end(entry, lambda: self._over(entry))
+
+    def _over(self, entry: Entry) -> None:
+        """Report a blank's or box's end and give back what it had."""
+        cell, said = entry.cell, entry.last_words()
         if entry.box is None:
             self._discard(entry)
             if not cell.ended:
@@ -348,7 +370,7 @@ class Shop:
         self._cells.retire(cell)
 
     def _blank_failed(self, cell: Cell, said: str) -> None:
-        """Give a cell up whose blanks die one after the other, rather than make them for ever."""
+        """Give a cell up whose blanks die one after the other."""
         cell.failures += 1
         if cell.failures >= _FAILURES:
             self._cells.end(cell, f"its blanks die before use: {said or 'no reason given'}")
@@ -361,6 +383,8 @@ class Shop:
                 stock.remove(entry)
         self._loop.forget(entry.control.fileno())
         entry.control.close()
+        if entry.line is not None:
+            entry.line.close()
         if entry.pidfd >= 0:
             self._loop.forget(entry.pidfd)
             if cell.ended:
@@ -374,23 +398,3 @@ class Shop:
         if entry.pair is not None and cell.ids is not None:
             cell.ids.give_back(entry.pair)
             entry.pair = None
-
-
-def _is_child(cell: Cell, pidfd: int) -> bool:
-    """Say whether `pidfd` means a child of the cell's zygote, or one that is gone already.
-
-    A zygote can get pidfds of strangers, of the peer of a socket for one, and what it names is put into a control group
-    and killed.
-    """
-    try:
-        return process.parent_of(pidfd) in (process.pid_of(cell.pidfd), -1)
-    except OSError:
-        return False
-
-
-def _last_words(entry: Entry) -> str:
-    """Return why a blank could not go on, if it said so."""
-    try:
-        return entry.control.recv(_WORDS_BYTES)[:_WORDS_BYTES].decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Dict, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kooi.guest import fresh, start
 from kooi.linux import caps, mounts, namespaces, process, seccomp
@@ -48,8 +48,9 @@ def main(control_fd: int) -> NoReturn:
     """Serve the spawner on `control_fd` until it goes away."""
     control = socket.socket(fileno=control_fd)
     config = json.loads(control.recv(messages.MAX_MESSAGE))
-    process.die_with_parent()
     try:
+        _enclose(config)
+        process.die_with_parent()
         _warm(config)
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
@@ -64,6 +65,26 @@ def main(control_fd: int) -> NoReturn:
         zygote.serve_one()
 
 
+def _enclose(config: Mapping[str, Any]) -> None:
+    """Where no cell is around it, take an id that owns nothing, if one is given, and confine this process itself."""
+    if not config["enclose"]:
+        return
+    uid = config["uid"]
+    if uid is not None:
+        try:
+            caps.drop_bounding()
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        except OSError as error:
+            raise RuntimeError("root lacks the capabilities to take another id (%s); run as an ordinary user" % error)
+        process.set_dumpable(True)
+    caps.set_caps()
+    confinement = confine.Confinement()
+    confinement.folder = config["homes"]
+    confinement.carry_out(config["enclose"])
+
+
 def _warm(config: Mapping[str, Any]) -> None:
     """Import the warm set as the code will see it, take the first-use costs, and freeze what is there."""
     sys.path[:] = config["sys_path"]
@@ -76,6 +97,8 @@ def _warm(config: Mapping[str, Any]) -> None:
     if failed:
         raise ImportError("preload: " + ", ".join(failed))
     seccomp.program(*config["restrictions"])
+    if config["code"]:
+        seccomp.agent_program(*config["restrictions"])
     _rehearse()
     gc.collect()
     gc.freeze()
@@ -99,6 +122,7 @@ class _Zygote:
         self._code_id: int = config["code_id"]
         self._prepare: Sequence[Any] = config["prepare"]
         self._seal: Sequence[Any] = config["seal"]
+        self._code: Sequence[Any] = config["code"]
         self._setup = _setup(config["guest"])
         start.prepare(self._setup)
 
@@ -109,17 +133,21 @@ class _Zygote:
             os._exit(0)
         message = json.loads(data)
         try:
-            self._fork_blank(message, fds[0])
+            self._fork_blank(message, fds)
         except OSError as error:
             messages.send(self._control, {"blank": message["blank"], "failed": str(error)})
         finally:
             messages.close_all(fds)
 
-    def _fork_blank(self, message: Mapping[str, Any], blank_fd: int) -> None:
+    def _fork_blank(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
         pid, pidfd = namespaces.fork_into(self._flags)
         if pid == 0:
             try:
-                _blank(blank_fd, self._ids, self._prepare, self._seal, self._setup)
+                process.close_all_but((0, 1, 2, *fds))
+                if self._code:
+                    _open_blank(fds, message["folder"], self._prepare, self._seal, self._code, self._setup)
+                else:
+                    _blank(fds[0], self._ids, self._prepare, self._seal, self._setup)
             finally:
                 os._exit(70)
         try:
@@ -157,15 +185,11 @@ def _setup(guest: Mapping[str, Any]) -> start.Setup:
 
 def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any], setup: start.Setup) -> None:
     """Be a blank: wait for the control group, prepare what no spec changes, wait for a plan, become a box."""
-    process.close_all_but((0, 1, 2, blank_fd))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    control = socket.socket(fileno=blank_fd)
-    data, _ = messages.receive_packet(control)
-    if data not in (messages.GO, messages.GO_FRESH, messages.GO_NOW):
+    control, word = _first_word(blank_fd)
+    if word not in (messages.GO, messages.GO_FRESH, messages.GO_NOW):
         return
     confinement = confine.Confinement()
-    try:
+    with _last_words(control):
         if ids != "none":
             # After the control group: the new namespace's root is the group that this process is in now.
             namespaces.unshare(namespaces.NEWCGROUP)
@@ -177,24 +201,80 @@ def _blank(blank_fd: int, ids: str, prepare: Sequence[Any], seal: Sequence[Any],
         process.set_dumpable(False)
         confinement.carry_out(prepare)
         ahead: Optional[start.Ahead] = None
-        if data != messages.GO_NOW:
-            kind = setup._replace(fresh=data == messages.GO_FRESH)
+        if word != messages.GO_NOW:
+            kind = setup._replace(fresh=word == messages.GO_FRESH)
             ahead = start.hatch_ahead(kind, lambda: _seal_code(confinement, seal, setup))
-            confinement.companion = ahead.interpreter
-            _rehearse_plan(confinement)
-        data, fds = messages.receive_packet(control)
-        if not data:
-            return
-        plan = json.loads(data)
-        setup = setup._replace(fresh=plan["fresh"])
-        if ahead is not None and plan["fresh"]:
-            # Before all else: it gets ready while we confine ourselves, and is sealed already.
-            start.renew(ahead)
-        confinement.carry_out(plan["steps"])
-        confinement.carry_out(seal)
+        _become_box(control, confinement, seal, setup, ahead)
+
+
+def _open_blank(
+    fds: Sequence[int],
+    folder: str,
+    prepare: Sequence[Any],
+    seal: Sequence[Any],
+    code: Sequence[Any],
+    setup: start.Setup,
+) -> None:
+    """Be a blank without namespaces: a warden stays behind, and every process of the code confines itself by `code`."""
+    control, word = _first_word(fds[0])
+    if word not in (messages.GO, messages.GO_FRESH, messages.GO_NOW):
+        return
+    confinement = confine.Confinement()
+    confinement.folder, confinement.line = folder, fds[1]
+    with _last_words(control):
+        process.set_dumpable(False)
+        confinement.carry_out(prepare)
+        home = folder + "/home"
+        agent = start.prepare(setup)
+        agent.nursery.configure({"HOME": home, "TMPDIR": folder + "/tmp", "KOOI_DATA": folder + "/data"}, home)
+
+        def bind() -> None:
+            caps.set_caps()
+            confinement.carry_out(code)
+
+        setup = setup._replace(home=home, alias=setup.home, confine_code=bind)
+        # Always ahead: later the agent may not open what it counts its children by.
+        ahead = start.hatch_ahead(setup._replace(fresh=word == messages.GO_FRESH), bind)
+        _become_box(control, confinement, seal, setup, ahead)
+
+
+def _first_word(blank_fd: int) -> Tuple[socket.socket, bytes]:
+    """Leave the zygote's signals and session, and wait for what the spawner says once the control group is there."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    control = socket.socket(fileno=blank_fd)
+    return control, messages.receive_packet(control)[0]
+
+
+@contextlib.contextmanager
+def _last_words(control: socket.socket) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
         control.send(str(error).encode("utf-8", "backslashreplace")[:_WORDS_BYTES] or b"no reason given")
+
+
+def _become_box(
+    control: socket.socket,
+    confinement: confine.Confinement,
+    seal: Sequence[Any],
+    setup: start.Setup,
+    ahead: Optional[start.Ahead],
+) -> None:
+    """Wait for a plan, carry it out, and serve; returns where no plan comes."""
+    if ahead is not None:
+        confinement.companion = ahead.interpreter
+        _rehearse_plan(confinement)
+    data, fds = messages.receive_packet(control)
+    if not data:
         return
+    plan = json.loads(data)
+    setup = setup._replace(fresh=plan["fresh"])
+    if ahead is not None and plan["fresh"]:
+        # Before all else: it gets ready while we confine ourselves, and is sealed already.
+        start.renew(ahead)
+    confinement.carry_out(plan["steps"])
+    confinement.carry_out(seal)
     control.close()
     start.serve(fds[0], setup, ahead)
 

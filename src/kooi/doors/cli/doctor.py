@@ -20,7 +20,8 @@ from kooi.contract.spec import Spec
 from kooi.doors.cli import choose, show
 from kooi.doors.cli.main import FINE, OURS
 from kooi.engine import enforce, registry
-from kooi.proof import host
+from kooi.proof import container, host
+from kooi.proof.container import Container
 from kooi.proof.host import Fact
 
 
@@ -46,12 +47,16 @@ def run(args: argparse.Namespace) -> int:
     with show.progress(len(registry.levels()), "doctor") as bar:
         proved = asyncio.run(_prove(bar))
     facts = host.facts(enforce.host_facts())
+    around = container.inside(enforce.host_facts())
     failed = [name for name in must if not any(p.level == name and p.state.ok for p in proved)]
     if args.json:
         show.print_json({"levels": [_level_json(p) for p in proved], "host": [asdict(f) for f in facts],
-                         "config_file": _config_file(), "must_failed": failed})  # fmt: skip
+                         "container": _container_json(around, proved), "config_file": _config_file(),
+                         "must_failed": failed})  # fmt: skip
     else:
         _print(proved, facts)
+        if around is not None:
+            _print_container(around, _strongest(proved))
         for name in failed:
             show.note(f"level {name} has to work and does not", "bad")
     return OURS if failed else FINE
@@ -77,6 +82,25 @@ async def _prove_one(name: str, started: float) -> Proved:
     except KooiError as error:
         return Proved(name, Availability(False, error.message, error.fix), None, time.monotonic() - started)
     return Proved(name, state, strength, time.monotonic() - started)
+
+
+def _strongest(proved: list[Proved]) -> str | None:
+    """Return the last level that works, in the order from the weakest."""
+    return next((one.level for one in reversed(proved) if one.state.ok), None)
+
+
+def _container_json(around: Container | None, proved: list[Proved]) -> dict[str, object] | None:
+    if around is None:
+        return None
+    return {**asdict(around), "strongest": _strongest(proved), "flags_for_jail": around.flags or None}
+
+
+def _print_container(around: Container, strongest: str | None) -> None:
+    show.note(f"inside a container ({around.kind}): the strongest level here is {strongest or 'none'}")
+    for refusal in around.refused:
+        show.note(f"  {refusal.what}: refused by {refusal.by}", "dim")
+    if around.flags:
+        show.note(f"  for jail, its operator would have to grant: {around.flags}", "dim")
 
 
 def _config_file() -> str | None:

@@ -104,6 +104,7 @@ BARS: tuple[Bar, ...] = (
     Bar("pandas", "fresh jail with numpy and pandas ready, × R2", ratio("jail_pandas_first", "r2"), 0.015, 0.012),
     Bar("live", "run in a live jail, × R1", ratio("jail_live", "r1"), 0.03, 0.01),
     Bar("process", "process level, warm, × R1", ratio("process_first", "r1"), 0.10),
+    Bar("confined", "confined level, on demand, × R1", ratio("confined_first", "r1"), 0.15),
     Bar("process-fresh", "process level, fresh interpreter (executed ahead), ms over R0", _over_r0_ms, 0.5),
     Bar("fresh-adds", "what a fresh=True jail (executed ahead) adds to R0, × what bubblewrap adds", _added, 0.30),
     Bar("per-second", "fresh jails a second and core", _named("jails_per_second_per_core_stdlib"), 300, None, "higher"),

@@ -48,6 +48,8 @@ def measures(rounds: Rounds, levels: tuple[str, ...]) -> list[Measure]:
         found.append(Measure("r2", _command("r2", loaded), rounds.slow))
     if "process" in levels:
         found += _level("process", rounds)
+    if "confined" in levels:
+        found += _level("confined", rounds)
     if "jail" in levels:
         found += _level("jail", rounds)
         found += _jail(rounds, loaded is not None)

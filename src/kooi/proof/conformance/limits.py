@@ -13,7 +13,8 @@ from kooi.proof.conformance.base import Check, NotAtThisLevel, box, ok, same, tr
 from kooi.sandbox import AsyncSandbox
 
 _GRACE_SECONDS = 3.0
-_NAMED = "open('/proc/self/comm', 'w').write({name!r})\n"
+# By a kernel call: not every level shows /proc.
+_NAMED = "import ctypes; ctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)\n"
 
 
 async def wall_limit(level: str) -> None:

@@ -1,6 +1,6 @@
 """D2: ten thousand empty files, with two thousand allowed."""
 
-from kooi.proof.attacks.judges import at_least, marked
+from kooi.proof.attacks.judges import at_least, by_status, either, marked
 from kooi.proof.attacks.model import Expectation, Outcome, Program
 
 SOURCE = """
@@ -31,7 +31,7 @@ PROGRAM = Program(
     source=SOURCE,
     control=CONTROL,
     harm=at_least("files", 10000, "files"),
-    refused=marked("refused", "ENOSPC", "EDQUOT"),
+    refused=either(marked("refused", "ENOSPC", "EDQUOT"), by_status("disk_limit")),
     expect=Expectation(levels=EITHER),
     limits={"files": 2000},
     resource=True,

@@ -6,7 +6,12 @@ from kooi.proof.attacks.model import Evidence, Expectation, Program
 SOURCE = """
 name_me()
 mark("started")
-seen = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+try:
+    seen = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+except OSError:
+    # A folder that may not be listed can still be asked for a name.
+    seen = [pid for pid in range(1, 1 << 16) if os.path.exists("/proc/%d" % pid)]
+    seen += [P["victim"]] if P["victim"] >= 1 << 16 and os.path.exists("/proc/%d" % P["victim"]) else []
 mark("seen", len(seen))
 if P["victim"] in seen:
     mark("opened", "the planted process")
@@ -21,7 +26,7 @@ for pid in seen:
 mark("done")
 """
 CONTROL = """
-if str(os.getpid()) in os.listdir("/proc"):
+if os.path.exists("/proc/%d" % os.getpid()):
     mark("works")
 """
 

@@ -5,11 +5,10 @@ from kooi.proof.attacks.model import Evidence, Expectation, Program
 SOURCE = """
 name_me()
 mark("started")
-with open("/proc/self/status") as f:
-    state = dict(line.rstrip().split(":", 1) for line in f if ":" in line)
-mark("sticky", state.get("NoNewPrivs", "?").strip())
-bounding = int(state.get("CapBnd", "0").strip(), 16)
-mark("bounding", bounding)
+import ctypes
+prctl = ctypes.CDLL(None).prctl
+mark("sticky", prctl(39, 0, 0, 0, 0))
+mark("bounding", sum(1 << bit for bit in range(64) if prctl(23, bit, 0, 0, 0) == 1))
 """
 CONTROL = """
 import subprocess

@@ -24,8 +24,11 @@ for folder, folders, files in os.walk("/sys/fs/cgroup"):
 mark("done", looked)
 """
 CONTROL = """
-with open("/proc/self/cgroup") as f:
-    f.read()
+try:
+    with open("/proc/self/cgroup") as f:
+        f.read()
+except PermissionError:
+    os.stat("/sys/fs/cgroup")
 mark("works")
 """
 
