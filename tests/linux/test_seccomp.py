@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 
@@ -283,3 +284,36 @@ def test_unknown_names_are_refused() -> None:
         seccomp.program("everything")
     with pytest.raises(Unsupported):
         seccomp.compile_program(frozenset(), "riscv64")
+
+
+def test_an_agent_may_bind_its_children_closer_and_nothing_else() -> None:
+    agent = bpf.disassemble(seccomp.agent_program("inet", "unix", "strangers").code)
+    code = bpf.disassemble(seccomp.program("inet", "unix", "strangers").code)
+    arch = seccomp._ARCHES[os.uname().machine]
+    more = {
+        name
+        for name, number in numbers(os.uname().machine).items()
+        if answer(agent, number, (1, 0, 0, 0, 0, 0), arch) == 0 != answer(code, number, (1, 0, 0, 0, 0, 0), arch)
+    }
+    assert more == {"landlock_restrict_self", "seccomp"}
+    # Only to install a filter, without flags (a listener would be one), and only to restrict itself, without flags.
+    seccomp_number, restrict = (numbers(os.uname().machine)[name] for name in ("seccomp", "landlock_restrict_self"))
+    assert answer(agent, seccomp_number, (1, 8, 0, 0, 0, 0), arch) == errno.EINVAL
+    assert answer(agent, seccomp_number, (0, 0, 0, 0, 0, 0), arch) == errno.EINVAL
+    assert answer(agent, restrict, (3, 1, 0, 0, 0, 0), arch) == errno.EINVAL
+
+
+def test_a_zygote_without_a_cell_makes_no_world_and_no_socket() -> None:
+    program = bpf.disassemble(seccomp.zygote_program("x86_64", in_cell=False).code)
+
+    def open_(name: str, *arguments: int) -> bool:
+        return answer(program, X86[name], (*arguments, *(0,) * (6 - len(arguments))), bpf.ARCH_X86_64) == 0
+
+    refused = "unshare mount umount2 pivot_root chroot setns ptrace keyctl bpf shmget msgget semget mq_open clone3"
+    assert not [name for name in refused.split() if open_(name)]
+    for new in (0x10000000, 0x20000000, 0x40000000, 0x00020000):
+        assert not open_("clone", new | 17)
+    # How it forks blanks (with a pidfd), and what they take.
+    assert open_("clone", 0x1000 | 17) and open_("prctl", 38, 1) and open_("seccomp", 1) and open_("socketpair", 1, 5)
+    assert not any(open_("socket", family, 1) for family in (1, 2, 10, 16, 40))
+    assert open_("socketpair", 1, 1) and not open_("sched_setaffinity", 5)

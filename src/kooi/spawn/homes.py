@@ -208,10 +208,9 @@ class Gauge:
         self.bytes: dict[int, int] = {}
 
     def add(self, number: int, name: str, most_bytes: int | None, most_files: int | None) -> None:
-        """Begin to watch a box, if it has a limit."""
-        if most_bytes is not None or most_files is not None:
-            self._boxes[number] = (name, most_bytes, most_files)
-            self._due[number] = time.monotonic() + TICK_SECONDS
+        """Begin to watch a box; without limits too, for what it has there may be memory."""
+        self._boxes[number] = (name, most_bytes, most_files)
+        self._due[number] = time.monotonic() + TICK_SECONDS
 
     def remove(self, number: int) -> None:
         """Stop watching a box."""
