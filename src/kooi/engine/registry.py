@@ -29,9 +29,10 @@ GROUP = "kooi.backends"
 BUILT_IN = {
     "process": "kooi.backends.process:ProcessBackend",
     "jail": "kooi.backends.jail:JailBackend",
+    "container": "kooi.backends.container:ContainerBackend",
 }
 # Names that are taken, so that no plug-in can pose as one of them.
-NOT_BUILT = ("confined", "wasm", "container", "gvisor", "microvm", "e2b")
+NOT_BUILT = ("confined", "wasm", "gvisor", "microvm", "e2b")
 
 _ORDER: tuple[Strength, ...] = ("none", "kernel-shared", "emulated", "kernel-own", "machine")
 CLOSE_SECONDS = 5.0

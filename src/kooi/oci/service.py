@@ -1,0 +1,144 @@
+"""Containers of a runtime without a daemon: one warden per event loop, bundles and programs kept by spec."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kooi.contract.backend import HostFacts
+from kooi.contract.errors import SetupFailed
+from kooi.contract.spec import Spec
+from kooi.images.host import HOME
+from kooi.images.view import Images
+from kooi.linux import libc, seccomp
+from kooi.oci import bundle, program
+from kooi.oci.inside import PROGRAM_FD
+from kooi.oci.runtimes import Runtime
+from kooi.settings import Settings, load_settings, private_dir
+from kooi.spawn import datasets
+from kooi.spawn.handle import SpawnedBox, SpawnerHandle
+
+UID_BLOCK = 4096
+_KEPT = 64
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2
+
+
+class WardenHandle(SpawnerHandle):
+    """One warden process."""
+
+    module = "kooi.oci.warden"
+
+
+class Compiled(NamedTuple):
+    """A bundle, as it is sent, and the program of its process 1 in a file of its own."""
+
+    bundle: bundle.Bundle
+    encoded: bytes
+    program_fd: int
+
+
+class Service:
+    """The containers that one runtime starts."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._settings: Settings | None = None
+        self._handles: dict[asyncio.AbstractEventLoop, WardenHandle] = {}
+        self._images = Images()
+        self._compiled: dict[tuple[Spec, str], Compiled] = {}
+        self._pid = os.getpid()
+
+    def plan(self, spec: Spec, facts: HostFacts, image: str) -> Compiled:
+        """Return the bundle of a spec; kept. Raises `InvalidPolicy` with the key `image` for one that is not there."""
+        digest = self._images.pin(image)
+        known = self._compiled.get((spec, digest))
+        if known is None:
+            if len(self._compiled) >= _KEPT:
+                self._forget()
+            known = self._compiled[spec, digest] = self._compile(spec, facts, digest)
+        return known
+
+    async def open(self, spec: Spec, facts: HostFacts, image: str) -> SpawnedBox:
+        """Ask for a container; it may not be there yet when this returns. Raises `SetupFailed`."""
+        compiled = self.plan(spec, facts, image)
+        if spec.policy.datasets:
+            datasets.check(spec.policy.datasets, own_ids=True)
+        handle = self.handle()
+        if handle.reader is None and (await handle.started()) and handle.reader is None and facts.cgroup_writable:
+            why = (await handle.started()).get("reason", "no reason given")
+            raise SetupFailed(f"control groups were there and the warden has none: {why}", fix="see `kooi doctor`")
+        made = compiled.bundle
+        head = {
+            "memory": made.memory_bytes,
+            "processes": made.processes,
+            "argv": self.runtime.argv(bundle.BUNDLE),
+        }
+        # A reading end of its own: a file's position belongs to all who share an open file.
+        fd = os.open(f"/proc/self/fd/{compiled.program_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return handle.ask(head, compiled.encoded, HOME, (fd,))
+        finally:
+            os.close(fd)
+
+    def handle(self) -> WardenHandle:
+        """Return the warden of the running loop, starting one if there is none."""
+        loop = asyncio.get_running_loop()
+        for old in [known for known in list(self._handles) if known.is_closed()]:
+            self._handles.pop(old).abandon()
+        handle = self._handles.get(loop)
+        if handle is None or not handle.alive:
+            handle = self._handles[loop] = WardenHandle(loop, self._config())
+        return handle
+
+    async def close(self) -> None:
+        """End every warden of this process; safe twice."""
+        if self._pid != os.getpid():
+            return
+        handles, self._handles = self._handles, {}
+        for loop, handle in handles.items():
+            if loop is asyncio.get_running_loop():
+                await handle.close()
+            else:
+                handle.abandon()
+        self._forget()
+        self._images.release()
+
+    def _compile(self, spec: Spec, facts: HostFacts, digest: str) -> Compiled:
+        view = self._images.view(digest, spec.preload)
+        machine = os.uname().machine
+        made = bundle.bundle(spec, facts, view, program.command(view.python, PROGRAM_FD), machine, self.runtime.name)
+        told = program.settings(
+            bundle.guest(view), bundle.warm(spec, view), seccomp.program(*bundle.restrictions(spec, facts)).code,
+            fresh_interpreters=spec.fresh, gate=True,
+        )  # fmt: skip
+        return Compiled(made, made.encode(), _in_memory(program.encode(told)))
+
+    def _forget(self) -> None:
+        compiled, self._compiled = self._compiled, {}
+        for each in compiled.values():
+            os.close(each.program_fd)
+
+    def _config(self) -> Mapping[str, Any]:
+        if self._settings is None:
+            self._settings = load_settings()
+        settings = self._settings
+        return {
+            "owner": os.getpid(),
+            "run_dir": str(private_dir(settings.run_dir)),
+            "uid_base": settings.uid_base,
+            "uid_count": settings.uid_count,
+            "uid_block": UID_BLOCK,
+            "berths": min(settings.blanks_ready, 2),
+            "groups": self.runtime.groups,
+        }
+
+
+def _in_memory(data: bytes) -> int:
+    """Return a descriptor of a file that is nowhere and holds `data`."""
+    fd: int = libc.syscall(libc.nr("memfd_create"), b"kooi", _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return fd
