@@ -26,6 +26,9 @@ AGENT_PROCESSES = 2
 STAGE = "/sys/fs"
 ROOT, BUNDLE, WORK = f"{STAGE}/root", f"{STAGE}/bundle", f"{STAGE}/work"
 
+#: the control group that a runtime makes below a box's own, where it insists on one
+RUNTIME_GROUP = "runtime"
+
 ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -133,7 +136,7 @@ def bundle(spec: Spec, facts: HostFacts, view: View, command: list[str], machine
 def _for_runtime(made: dict[str, Any], runtime: str) -> dict[str, Any]:
     # runc will manage a group of devices where there are some; it gets one below the box's own.
     if runtime == "runc":
-        made["linux"]["cgroupsPath"] = "runc"
+        made["linux"]["cgroupsPath"] = RUNTIME_GROUP
     return made
 
 

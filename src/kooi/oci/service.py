@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import marshal
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,17 +28,40 @@ _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2
 
 
 class WardenHandle(SpawnerHandle):
-    """One warden process."""
+    """One warden process, and which programs it has."""
 
     module = "kooi.oci.warden"
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, config: Mapping[str, Any]) -> None:
+        super().__init__(loop, config)
+        self.has: set[str] = set()
+
+    def start(self, runtime: Runtime, compiled: Compiled) -> SpawnedBox:
+        """Ask for a container."""
+        made, key = compiled.bundle, compiled.key
+        argv = runtime.argv(bundle.BUNDLE)
+        head = {"memory": made.memory_bytes, "processes": made.processes, "argv": argv, "program": key}
+        if key in self.has:
+            return self.ask(head, compiled.encoded, HOME)
+        if len(self.has) >= _KEPT:
+            self.send({"op": "forget"})
+            self.has.clear()
+        fd = _in_memory(program.encode(compiled.told))
+        try:
+            box = self.ask(head, compiled.encoded, HOME, (fd,))
+        finally:
+            os.close(fd)
+        self.has.add(key)
+        return box
+
 
 class Compiled(NamedTuple):
-    """A bundle, as it is sent, and the program of its process 1 in a file of its own."""
+    """A bundle, the same as it is sent, and what its process 1 is told, under a key of that."""
 
     bundle: bundle.Bundle
     encoded: bytes
-    program_fd: int
+    told: Mapping[str, Any]
+    key: str
 
 
 class Service:
@@ -56,7 +81,7 @@ class Service:
         known = self._compiled.get((spec, digest))
         if known is None:
             if len(self._compiled) >= _KEPT:
-                self._forget()
+                self._compiled.clear()
             known = self._compiled[spec, digest] = self._compile(spec, facts, digest)
         return known
 
@@ -69,18 +94,7 @@ class Service:
         if handle.reader is None and (await handle.started()) and handle.reader is None and facts.cgroup_writable:
             why = (await handle.started()).get("reason", "no reason given")
             raise SetupFailed(f"control groups were there and the warden has none: {why}", fix="see `kooi doctor`")
-        made = compiled.bundle
-        head = {
-            "memory": made.memory_bytes,
-            "processes": made.processes,
-            "argv": self.runtime.argv(bundle.BUNDLE),
-        }
-        # A reading end of its own: a file's position belongs to all who share an open file.
-        fd = os.open(f"/proc/self/fd/{compiled.program_fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return handle.ask(head, compiled.encoded, HOME, (fd,))
-        finally:
-            os.close(fd)
+        return handle.start(self.runtime, compiled)
 
     def handle(self) -> WardenHandle:
         """Return the warden of the running loop, starting one if there is none."""
@@ -102,7 +116,7 @@ class Service:
                 await handle.close()
             else:
                 handle.abandon()
-        self._forget()
+        self._compiled.clear()
         self._images.release()
 
     def _compile(self, spec: Spec, facts: HostFacts, digest: str) -> Compiled:
@@ -113,12 +127,7 @@ class Service:
             bundle.guest(view), bundle.warm(spec, view), seccomp.program(*bundle.restrictions(spec, facts)).code,
             fresh_interpreters=spec.fresh, gate=True,
         )  # fmt: skip
-        return Compiled(made, made.encode(), _in_memory(program.encode(told)))
-
-    def _forget(self) -> None:
-        compiled, self._compiled = self._compiled, {}
-        for each in compiled.values():
-            os.close(each.program_fd)
+        return Compiled(made, made.encode(), told, hashlib.sha256(marshal.dumps(told)).hexdigest())
 
     def _config(self) -> Mapping[str, Any]:
         if self._settings is None:

@@ -26,6 +26,7 @@ from kooi.contract.errors import KooiError
 from kooi.linux import process
 from kooi.linux.cgroup_layout import Layout, hierarchies
 from kooi.oci import berth
+from kooi.oci.bundle import RUNTIME_GROUP
 from kooi.spawn import messages
 from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.ids import IdPairs
@@ -88,6 +89,7 @@ class Warden:
         self._stock: list[Place] = []
         self._places: set[Place] = set()
         self._boxes: dict[int, Place] = {}
+        self._programs: dict[str, int] = {}
         self._lease: Lease | None = None
         self._record = 0
         self._pairs: IdPairs | None = None
@@ -109,8 +111,7 @@ class Warden:
     def handle(self, operation: str, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
         """Do what one packet of the host asks."""
         if operation == "open":
-            self._waiting.append((head, body, fds))
-            self._serve()
+            self._open(head, body, fds)
             return
         messages.close_all(fds)
         if operation == "kill":
@@ -119,6 +120,9 @@ class Warden:
             self._loop.tell_host({"box": head["box"], "usage": {}})
         elif operation in ("freeze", "thaw"):
             self._freeze(head["box"], operation == "freeze")
+        elif operation == "forget":
+            programs, self._programs = self._programs, {}
+            messages.close_all(list(programs.values()))
 
     def close(self) -> None:
         """Kill every container and berth, wait until each is dead, and remove all groups."""
@@ -131,6 +135,15 @@ class Warden:
         if self._lease is not None:
             self._lease.release()
             self._journal.done(self._record)
+
+    def _open(self, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
+        """Note a request: `fds` are its stream and, with the first of its kind, the program of process 1."""
+        if len(fds) > 1:
+            self._programs[head["program"]] = fds.pop()
+        # Opened anew, for a position in the file belongs to all who share an open one.
+        fds.append(os.open(f"/proc/self/fd/{self._programs[head['program']]}", os.O_RDONLY | os.O_CLOEXEC))
+        self._waiting.append((head, body, fds))
+        self._serve()
 
     def _take_ids(self) -> None:
         config = self._config
@@ -246,6 +259,18 @@ class Warden:
             self._adopt(place)
         if place.pidfd < 0:
             self._gone(place)
+        self._reap_strays()
+
+    def _reap_strays(self) -> None:
+        """Reap what a runtime left to us besides its container. Not while one works: its container is no stray."""
+        if any(place.box is not None and not place.started for place in self._places):
+            return
+        known = {place.pid for place in self._places}
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", "rb") as file:
+                for pid in {int(word) for word in file.read().split()} - known:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
 
     def _adopt(self, place: Place) -> None:
         """The runtime has done its work and is gone: its container is our child, and may begin."""
@@ -307,6 +332,7 @@ class Warden:
                     place.slot.group.kill()
                     place.slot.group.wait_empty(_GONE_SECONDS)
             final = place.slot.final()
+            self._remove_below(place.slot)
         said = place.said or _last_words(place)
         if place.box is not None:
             del self._boxes[place.box]
@@ -316,6 +342,13 @@ class Warden:
         self._give_back(place)
         if place.box is not None:
             self._refill()
+
+    def _remove_below(self, slot: Slot) -> None:
+        """Remove the groups that a runtime made in a box's own."""
+        for name in self._keep:
+            if (path := slot.group.paths.get(name or "unified")) is not None:
+                with contextlib.suppress(OSError):
+                    os.rmdir(f"{path}/{RUNTIME_GROUP}")
 
     def _give_back(self, place: Place) -> None:
         self._loop.forget(place.control.fileno())
