@@ -7,23 +7,46 @@ its own socket (`oci.engine`). Either way process 1 of the container is our agen
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from kooi.contract.backend import Availability, Box, HostFacts, Snapshot
 from kooi.contract.errors import KooiError, LevelUnavailable, Unsupported
 from kooi.contract.result import Clause, Enforcement
 from kooi.contract.spec import Spec
 from kooi.oci import ready, runtimes
+from kooi.oci.engine import Engine
+from kooi.oci.podman import podman
 from kooi.oci.service import Service
 from kooi.settings import load_settings
 from kooi.spawn import clauses, host
 from kooi.spawn.service import greeting
 
-ENGINES = ("crun", "runc")
-_PROBE_SECONDS = 20.0
+# In the order in which they are tried: without a daemon first, and the faster of the two.
+ENGINES = ("crun", "runc", "docker", "podman")
+
+
+class Containers(Protocol):
+    """What the two ways have in common."""
+
+    name: str
+
+    @property
+    def about(self) -> str:
+        """What is to be known about it, once one was started."""
+
+    async def connect(self) -> None:
+        """Raise `LevelUnavailable` where it is not there."""
+
+    async def open(self, spec: Spec, facts: HostFacts, image: str) -> Box:
+        """Ask for a container."""
+
+    def explain(self, spec: Spec, facts: HostFacts, image: str) -> Mapping[str, Any]:
+        """Return what it would be told."""
+
+    async def close(self) -> None:
+        """Kill everything; safe twice."""
 
 
 class ContainerBackend:
@@ -37,7 +60,7 @@ class ContainerBackend:
     def __init__(self) -> None:
         self._facts: HostFacts | None = None
         self._availability: Availability | None = None
-        self._service: Service | None = None
+        self._service: Containers | None = None
 
     async def probe(self) -> Availability:
         """Say which engines start a container here, by starting one with each; kept."""
@@ -59,9 +82,8 @@ class ContainerBackend:
 
     def explain(self, spec: Spec) -> Mapping[str, Any]:
         """Return the compiled bundle of `spec`, without running anything."""
-        service = self._service or Service(runtimes.find(self._wanted()[0]))
-        made = service.plan(spec, self._host(), spec.image or ready.NAME).bundle
-        return {"engine": service.runtime.name, **dataclasses.asdict(made)}
+        containers = self._service or _first(self._wanted())
+        return {"engine": containers.name, **containers.explain(spec, self._host(), spec.image or ready.NAME)}
 
     async def close(self) -> None:
         """Kill every container and helper; safe twice."""
@@ -79,7 +101,7 @@ class ContainerBackend:
         asked = load_settings().container_engine
         return ENGINES if asked == "auto" else (asked,)
 
-    async def _chosen(self) -> Service:
+    async def _chosen(self) -> Containers:
         """Return the service of the engine that boxes get: the one that is asked for, else the first that works."""
         if self._service is None:
             found = await self.probe()
@@ -94,23 +116,24 @@ class ContainerBackend:
         fixes: list[str] = []
         for name in self._wanted():
             try:
-                service = Service(runtimes.find(name))
+                service = _engine(name)
+                await service.connect()
                 said = await self._prove(service)
             except KooiError as error:
                 detail[name] = error.message
                 if error.fix:
                     fixes.append(error.fix)
                 continue
-            detail[name] = said or _about(service)
+            detail[name] = said or service.about
             if said is None and self._service is None:
                 self._service = service
             else:
                 await service.close()
         if self._service is not None:
-            return Availability(True, detail={"engine": self._service.runtime.name, **detail})
+            return Availability(True, detail={"engine": self._service.name, **detail})
         return Availability(False, "; ".join(f"{key}: {value}" for key, value in detail.items()), _or(fixes), detail)
 
-    async def _prove(self, service: Service) -> str | None:
+    async def _prove(self, service: Containers) -> str | None:
         """Start a container and wait for its first word; return what went wrong, if anything did."""
         box = await service.open(Spec(level=self.name), self._host(), await ready.ready_image())
         try:
@@ -120,12 +143,25 @@ class ContainerBackend:
             box.stream.close()
 
 
-def _about(service: Service) -> str:
-    known = service.runtime.breakouts
-    said = f"version {service.runtime.version} starts, in a user namespace of its own"
-    if known:
-        said += f"; by its number it has {', '.join(known)}: see that your distribution has fixed them"
-    return said
+def _engine(name: str) -> Containers:
+    if name == "podman":
+        return podman()
+    if name == "docker":
+        fix = "start it (as root: apt-get install docker.io), or set docker_socket in [settings]"
+        return Engine(name, str(load_settings().docker_socket), fix)
+    return Service(runtimes.find(name))
+
+
+def _first(names: tuple[str, ...]) -> Containers:
+    """Return the first that is installed; whether it starts is not asked."""
+    missing: KooiError | None = None
+    for name in names:
+        try:
+            return _engine(name)
+        except KooiError as error:
+            missing = error
+    assert missing is not None
+    raise missing
 
 
 def _or(fixes: list[str]) -> str | None:

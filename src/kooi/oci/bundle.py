@@ -97,6 +97,11 @@ def restrictions(spec: Spec, facts: HostFacts) -> tuple[str, ...]:
     return (() if facts.cgroup_writable else ("memfd",)) + (("unix",) if spec.policy.datasets else ())
 
 
+def environment(view: View) -> dict[str, str]:
+    """Return the environment of process 1."""
+    return {**ENV, **_SINGLE_THREADED, **dict(view.env)}
+
+
 def guest(view: View) -> dict[str, Any]:
     """Return what the agent is told."""
     return {
@@ -150,11 +155,11 @@ def config(spec: Spec, facts: HostFacts, view: View, command: list[str], machine
             "terminal": False,
             "user": {"uid": CODE_ID, "gid": CODE_ID, "additionalGids": []},
             "args": command,
-            "env": [f"{name}={value}" for name, value in {**ENV, **_SINGLE_THREADED, **dict(view.env)}.items()],
+            "env": [f"{name}={value}" for name, value in environment(view).items()],
             "cwd": "/",
             "capabilities": {name: [] for name in _CAPABILITY_SETS},
             "noNewPrivileges": True,
-            "rlimits": _rlimits(spec, facts),
+            "rlimits": resource_limits(spec, facts),
         },
         "mounts": _mounts(),
         "linux": {
@@ -200,7 +205,8 @@ def _mounts() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _rlimits(spec: Spec, facts: HostFacts) -> list[dict[str, Any]]:
+def resource_limits(spec: Spec, facts: HostFacts) -> list[dict[str, Any]]:
+    """Return the limits of each process, by the OCI's names."""
     limits = spec.limits
     wanted: dict[str, Any] = {**rlimits.BASE, "open_files": limits.open_files}
     if limits.processes is not None:

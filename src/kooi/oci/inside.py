@@ -11,6 +11,7 @@ Runs inside the box: standard library only, Python >= 3.8.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -35,7 +36,8 @@ def main(config: Mapping[str, Any]) -> NoReturn:
             os._exit(0)
         _close_others()
     for path, mode in config["folders"]:
-        os.mkdir(path, mode)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, mode)
         os.chmod(path, mode)
     os.chdir(config["guest"]["home"])
     setup = _setup(config["guest"], config["fresh"], -1 if config["gate"] else os.dup(1))

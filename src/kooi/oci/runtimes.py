@@ -16,7 +16,8 @@ from kooi.contract.errors import LevelUnavailable
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RUNTIMES = ("crun", "runc")
 _SECONDS = 10
-_VERSION = re.compile(r"version:? v?(\d+)\.(\d+)(?:\.(\d+))?")
+_VERSION = re.compile(r"version:? v?([0-9][^\s]*)")
+_NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 Version = tuple[int, int, int]
 
 # For each line of releases the first that is fixed; a line that is not here is fixed from the next one on.
@@ -63,10 +64,16 @@ def find(name: str) -> Runtime:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LevelUnavailable(f"{program} does not run: {error}", key="level", fix=f"install {name} anew")
     match = _VERSION.search(done.stdout)
-    if match is None:
+    version = None if match is None else number(match[1])
+    if match is None or version is None:
         raise LevelUnavailable(f"{program} does not tell its version", key="level", fix=f"install {name} anew")
-    version = (int(match[1]), int(match[2]), int(match[3] or 0))
-    return Runtime(name, program, ".".join(map(str, version)), breakouts(name, version))
+    return Runtime(name, program, match[1], breakouts(name, version))
+
+
+def number(text: str) -> Version | None:
+    """Return the number that a version begins with, None where it begins with none."""
+    match = _NUMBER.match(text)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3] or 0))
 
 
 def breakouts(name: str, version: Version) -> tuple[str, ...]:

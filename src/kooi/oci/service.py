@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import marshal
 import os
@@ -69,11 +70,26 @@ class Service:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self.name = runtime.name
         self._settings: Settings | None = None
         self._handles: dict[asyncio.AbstractEventLoop, WardenHandle] = {}
         self._images = Images()
         self._compiled: dict[tuple[Spec, str], Compiled] = {}
         self._pid = os.getpid()
+
+    @property
+    def about(self) -> str:
+        """What is to be known about the runtime."""
+        said = f"version {self.runtime.version} starts one, in a user namespace of its own"
+        known = ", ".join(self.runtime.breakouts)
+        return said + (f"; by its number it has {known}: see that your distribution has fixed them" if known else "")
+
+    async def connect(self) -> None:
+        """There is nobody to connect to."""
+
+    def explain(self, spec: Spec, facts: HostFacts, image: str) -> Mapping[str, Any]:
+        """Return the bundle of a spec."""
+        return dataclasses.asdict(self.plan(spec, facts, image).bundle)
 
     def plan(self, spec: Spec, facts: HostFacts, image: str) -> Compiled:
         """Return the bundle of a spec; kept. Raises `InvalidPolicy` with the key `image` for one that is not there."""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kooi.contract.backend import Availability, HostFacts
+from kooi.contract.backend import Availability, Box, HostFacts
 from kooi.contract.errors import SetupFailed
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
@@ -132,7 +132,7 @@ class Service:
         }
 
 
-async def greeting(box: SpawnedBox) -> str | None:
+async def greeting(box: Box) -> str | None:
     """Wait for a box's first word; return what went wrong, if anything did."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[None] = loop.create_future()
@@ -160,7 +160,7 @@ def _says_something(fd: int) -> bool:
             return False
 
 
-async def _failure(box: SpawnedBox) -> str:
+async def _failure(box: Box) -> str:
     async for event in box.events():
         if event.kind in ("failed", "exited"):
             return event.detail or "it ended at once"
