@@ -19,6 +19,7 @@ from kooi.contract.backend import HostFacts
 from kooi.contract.errors import KooiError, LevelUnavailable, SetupFailed
 from kooi.contract.spec import Spec
 from kooi.images import export
+from kooi.images.host import View
 from kooi.images.store import Store
 from kooi.images.view import OWN, Images
 from kooi.linux import seccomp
@@ -30,13 +31,17 @@ from kooi.spawn import datasets, journal
 from kooi.spawn.ids import IdPairs
 from kooi.spawn.leases import Lease, Leases
 
-REPOSITORY = "localhost/kooi-image"
+# With a number that says how it was written.
+REPOSITORY = "localhost/kooi-image-1"
 UID_BLOCK = 4096
 _SECONDS = 10.0
 
 
 class Engine:
     """The containers of one engine."""
+
+    #: where it is told what a container is
+    creation = "/containers/create"
 
     def __init__(self, name: str, path: str, fix: str) -> None:
         self.name = name
@@ -64,9 +69,15 @@ class Engine:
     def plan(self, spec: Spec, facts: HostFacts, image: str, *, uid: int, name: str = "") -> dict[str, Any]:
         """Return the body of the request that would create the container."""
         view = self._images.view(self._images.pin(image), spec.preload)
+        return self.body(spec, facts, view, program.command(view.python, 0), image=name or image, uid=uid)
+
+    def body(
+        self, spec: Spec, facts: HostFacts, view: View, command: list[str], *, image: str, uid: int
+    ) -> dict[str, Any]:
+        """Return the same, in the words of this engine."""
+        profile = engine_config.profile_text(os.uname().machine)
         return engine_config.config(
-            spec, facts, view, program.command(view.python, 0), image=name or image, uid=uid, owner=_owner(),
-            machine=os.uname().machine,
+            spec, facts, view, command, image=image, uid=uid, owner=owner_label(), profile=profile
         )  # fmt: skip
 
     def explain(self, spec: Spec, facts: HostFacts, image: str) -> Mapping[str, Any]:
@@ -124,9 +135,10 @@ class Engine:
         self._ids.pop(digest, None)
 
     async def _load(self, digest: str) -> str:
-        tag = f"{REPOSITORY}:{digest}"
+        # In the name and not the tag, which Podman does not take.
+        name = f"{REPOSITORY}-{digest}"
         try:
-            return str((await unixhttp.call(self.path, "GET", f"/images/{tag}/json"))["Id"])
+            return str((await unixhttp.call(self.path, "GET", f"/images/{name}/json"))["Id"])
         except EngineError as error:
             if error.status != 404:
                 raise
@@ -135,8 +147,8 @@ class Engine:
             path = Path(folder) / "image.tar"
             await asyncio.to_thread(_write_tar, store, digest, path)
             with open(path, "rb") as file:
-                await unixhttp.upload(self.path, "/images/create", file, fromSrc="-", repo=REPOSITORY, tag=digest)
-        return str((await unixhttp.call(self.path, "GET", f"/images/{tag}/json"))["Id"])
+                await unixhttp.upload(self.path, "/images/create", file, fromSrc="-", repo=name, tag="latest")
+        return str((await unixhttp.call(self.path, "GET", f"/images/{name}/json"))["Id"])
 
     async def _remove_orphans(self) -> None:
         """Remove the containers of owners that are dead. They have ended already, for their input did."""
@@ -198,7 +210,7 @@ class _Calls:
         engine = self._engine
         name = await engine.image(self._digest)
         body = engine.plan(self._spec, self._facts, self._digest, uid=self._uid, name=name)
-        return str((await unixhttp.call(engine.path, "POST", "/containers/create", body))["Id"])
+        return str((await unixhttp.call(engine.path, "POST", engine.creation, body))["Id"])
 
     async def attach(self, ident: str) -> tuple[socket.socket, bytes]:
         query = {"stream": "1", "stdin": "1", "stdout": "1", "stderr": "1"}
@@ -262,7 +274,8 @@ def _about(version: Mapping[str, Any], remapped: bool) -> str:
     return f"{said}, {own}"
 
 
-def _owner() -> str:
+def owner_label() -> str:
+    """Return whose containers those of this process are: a process that can be told from all others."""
     pid = os.getpid()
     return f"{pid}:{journal.start_time(pid)}:{journal.pid_namespace()}:{journal.boot_id()}"
 
@@ -295,7 +308,8 @@ def _write_tar(store: Store, digest: str, path: Path) -> None:
     with tarfile.open(path, "a") as tar:
         for name in sorted({*OWN} - {name for name, _ in engine_config.LINKS}):
             member = tarfile.TarInfo(name)
-            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            # A runtime gives a tmpfs the mode of the folder that it is mounted on.
+            member.type, member.mode = tarfile.DIRTYPE, 0o1777 if name == "home" else 0o755
             tar.addfile(member)
         for name, target in engine_config.LINKS:
             member = tarfile.TarInfo(name)

@@ -23,9 +23,17 @@ _SHARED_PART, _SHARED_BYTES, _SHARED_FILES = 8, 16 * MIB, 64
 
 
 def config(
-    spec: Spec, facts: HostFacts, view: View, command: list[str], *, image: str, uid: int, owner: str, machine: str
+    spec: Spec,
+    facts: HostFacts,
+    view: View,
+    command: list[str],
+    *,
+    image: str,
+    uid: int,
+    owner: str,
+    profile: str,
 ) -> dict[str, Any]:
-    """Return the body of the request that creates the container."""
+    """Return the body of the request that creates the container. `profile` is its filter."""
     return {
         "Image": image,
         "User": f"{uid}:{uid}",
@@ -43,14 +51,13 @@ def config(
         "StopSignal": "SIGKILL",
         "StopTimeout": 0,
         "Labels": {LABEL: owner},
-        "HostConfig": _host_config(spec, facts, uid, machine),
+        "HostConfig": _host_config(spec, facts, profile),
     }  # fmt: skip
 
 
-def _host_config(spec: Spec, facts: HostFacts, uid: int, machine: str) -> dict[str, Any]:
+def _host_config(spec: Spec, facts: HostFacts, profile: str) -> dict[str, Any]:
     limits = spec.limits
     memory = limits.memory_bytes or 0
-    profile = json.dumps(bundle.seccomp(machine), separators=(",", ":"))
     return {
         "AutoRemove": True,
         "NetworkMode": "none",
@@ -67,7 +74,7 @@ def _host_config(spec: Spec, facts: HostFacts, uid: int, machine: str) -> dict[s
         "IpcMode": "none",
         "CgroupnsMode": "private",
         "LogConfig": {"Type": "none", "Config": {}},
-        "Tmpfs": tmpfs(limits.disk_bytes, limits.files, uid),
+        "Tmpfs": {path: ",".join(options) for path, options in tmpfs(limits.disk_bytes, limits.files).items()},
         "Ulimits": [
             {"Name": each["type"].removeprefix("RLIMIT_").lower(), "Soft": each["soft"], "Hard": each["hard"]}
             for each in bundle.resource_limits(spec, facts)
@@ -84,21 +91,24 @@ def _host_config(spec: Spec, facts: HostFacts, uid: int, machine: str) -> dict[s
     }  # fmt: skip
 
 
-def tmpfs(size_bytes: int | None, files: int | None, uid: int) -> Mapping[str, str]:
+def profile_text(machine: str) -> str:
+    """Return our filter as an engine takes it."""
+    return json.dumps(bundle.seccomp(machine), separators=(",", ":"))
+
+
+def tmpfs(size_bytes: int | None, files: int | None) -> Mapping[str, tuple[str, ...]]:
     """Return the options of the two tmpfs that together hold `size_bytes` and `files`."""
     shared_bytes = _SHARED_BYTES if size_bytes is None else min(_SHARED_BYTES, size_bytes // _SHARED_PART)
     shared_files = _SHARED_FILES if files is None else min(_SHARED_FILES, files // _SHARED_PART)
-    size = None if size_bytes is None else size_bytes - shared_bytes
-    number = None if files is None else files - shared_files
-    found = {"/home": _options(size, number, 3, uid, "0755")}
+    # The kernel counts the root and our two folders too.
+    number = 0 if files is None else files - shared_files + 3
+    found = {"/home": _options(0 if size_bytes is None else size_bytes - shared_bytes, number)}
     # Nothing of less than a page; the kernel takes a size of nothing for no limit at all.
     if shared_bytes >= os.sysconf("SC_PAGE_SIZE") and shared_files:
-        found["/dev/shm"] = _options(shared_bytes, shared_files, 1, uid, "1777")
+        found["/dev/shm"] = _options(shared_bytes, shared_files + 1)
     return found
 
 
-def _options(size: int | None, files: int | None, own: int, uid: int, mode: str) -> str:
-    words = ["rw", "exec", "nosuid", "nodev", f"mode={mode}", f"uid={uid}", f"gid={uid}"]
+def _options(size: int, files: int) -> tuple[str, ...]:
     # An engine sets a size of its own where none is given; 0 is none to the kernel.
-    words += [f"size={size or 0}", f"nr_inodes={0 if files is None else files + own}"]
-    return ",".join(words)
+    return ("rw", "exec", "nosuid", "nodev", "mode=1777", f"size={size}", f"nr_inodes={files}")

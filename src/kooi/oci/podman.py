@@ -1,46 +1,90 @@
-"""Podman's engine: its service where one listens, else one of our own for as long as this process needs it."""
+"""Podman's engine: a service of its own for as long as this process needs it, with a runtime that does what it cannot.
+
+Podman has no daemon, and a service that others have started would not take ours.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from kooi.contract.backend import HostFacts
 from kooi.contract.errors import LevelUnavailable
+from kooi.contract.spec import Spec
+from kooi.images.host import View
 from kooi.linux import process
-from kooi.oci import runtimes
-from kooi.oci.engine import Engine
+from kooi.oci import engine_config, podman_config, runtimes
+from kooi.oci.engine import Engine, owner_label
 from kooi.settings import load_settings, private_dir
 
 _FIX = "as root: apt-get install podman"
 _SECONDS = 10.0
-_LISTENS = "/run/podman/podman.sock"
 
 
 class _Podman(Engine):
-    """An engine that may have to be started first."""
+    """An engine that is started first."""
+
+    creation = "/v4.0.0/libpod/containers/create"
 
     def __init__(self, program: str) -> None:
         settings = load_settings()
         self._program = program
         self._folder = Path(settings.run_dir)
         self._service: subprocess.Popen[bytes] | None = None
-        super().__init__("podman", _LISTENS if os.geteuid() == 0 and _answers(_LISTENS) else "", _FIX)
+        super().__init__("podman", "", _FIX)
 
     async def connect(self) -> None:
-        """Start the service where none listens, and connect."""
-        if not self.path:
-            await self._start()
+        """Start the service, and connect."""
+        await self._start()
         try:
             await super().connect()
         except BaseException:
             self._stop()
             raise
+
+    def body(
+        self, spec: Spec, facts: HostFacts, view: View, command: list[str], *, image: str, uid: int
+    ) -> dict[str, Any]:
+        """Return what it takes instead of Docker's words, which leave it no choice of its own mounts."""
+        return podman_config.config(
+            spec, facts, view, command, image=image, uid=uid, owner=owner_label(), profile=self._profile()
+        )
+
+    def _profile(self) -> str:
+        """Return the path of a file with the filter: Podman takes no text."""
+        return self._kept("seccomp", engine_config.profile_text(os.uname().machine), 0o600)
+
+    def _runtime(self) -> str:
+        """Return the path of the program that Podman is to take for its runtime."""
+        # crun refuses hosts whose control groups are of both versions.
+        real = shutil.which("runc", path=runtimes.PATH) or shutil.which("crun", path=runtimes.PATH)
+        if real is None:
+            raise LevelUnavailable("podman has no runtime here", key="level", fix="as root: apt-get install runc")
+        text = podman_config.RUNTIME.format(python=sys.executable, inodes=podman_config.INODES, runtime=real)
+        return self._kept(os.path.basename(real), text, 0o700)
+
+    def _kept(self, name: str, text: str, mode: int) -> str:
+        """Return the path of a file with this text, the same for every process."""
+        path = self._private() / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        if not path.exists():
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            part.write_text(text)
+            part.chmod(mode)
+            part.replace(path)
+        return str(path)
+
+    def _private(self) -> Path:
+        return private_dir(private_dir(self._folder) / "podman")
 
     async def close(self) -> None:
         """Kill every container, and the service if it is ours; safe twice."""
@@ -48,11 +92,11 @@ class _Podman(Engine):
         self._stop()
 
     async def _start(self) -> None:
-        folder = private_dir(private_dir(self._folder) / "podman")
+        folder = self._private()
         path = str(folder / f"{os.getpid()}.sock")
-        runtime = shutil.which("crun", path=runtimes.PATH) or shutil.which("runc", path=runtimes.PATH)
-        chosen = ["--runtime", runtime] if runtime else []
-        argv = [self._program, "--cgroup-manager=cgroupfs", *chosen, "system", "service", "--time=0", f"unix://{path}"]
+        runtime = self._runtime()
+        argv = [self._program, "--cgroup-manager=cgroupfs", "--runtime", runtime, "system", "service", "--time=0"]
+        argv.append(f"unix://{path}")
         self._service = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={"PATH": runtimes.PATH, "HOME": str(folder)}, preexec_fn=_die_with_parent(),
@@ -86,8 +130,6 @@ def podman() -> Engine:
 
 
 def _answers(path: str) -> bool:
-    import socket
-
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.connect_ex(path) == 0
 
