@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from kooi.contract.backend import HostFacts
 from kooi.contract.errors import LevelUnavailable
 from kooi.contract.spec import Spec
 from kooi.images.host import View
-from kooi.linux import process
+from kooi.linux import mounts, namespaces, process
 from kooi.oci import engine_config, podman_config, runtimes
 from kooi.oci.engine import Engine, owner_label
 from kooi.settings import load_settings, private_dir
@@ -99,7 +98,7 @@ class _Podman(Engine):
         argv.append(f"unix://{path}")
         self._service = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env={"PATH": runtimes.PATH, "HOME": str(folder)}, preexec_fn=_die_with_parent(),
+            env={"PATH": runtimes.PATH, "HOME": str(folder)}, preexec_fn=_apart,
         )  # fmt: skip
         for _ in range(int(_SECONDS / 0.02)):
             if _answers(path):
@@ -134,5 +133,8 @@ def _answers(path: str) -> bool:
         return connection.connect_ex(path) == 0
 
 
-def _die_with_parent() -> Callable[[], None]:
-    return process.die_with_parent
+def _apart() -> None:
+    """End with the host, and keep the mounts of Podman's own storage to itself: they end with it."""
+    namespaces.unshare(namespaces.NEWNS)
+    mounts.make_private()
+    process.die_with_parent()

@@ -19,60 +19,22 @@ import json
 import os
 import signal
 import socket
-import stat
 from typing import Any
 
 from kooi.contract.errors import KooiError
 from kooi.linux import process
-from kooi.linux.cgroup_layout import Layout, hierarchies
 from kooi.oci import berth
 from kooi.oci.bundle import RUNTIME_GROUP
+from kooi.oci.places import WORDS_BYTES, ContainerGroups, Place, last_words, read, to_keep
 from kooi.spawn import messages
-from kooi.spawn.groups import Groups, Slot
+from kooi.spawn.groups import Slot
 from kooi.spawn.ids import IdPairs
 from kooi.spawn.journal import Journal
 from kooi.spawn.leases import Lease, Leases
 from kooi.spawn.spawner import Spawner
 from kooi.spawn.spawner import main as spawner_main
 
-_WORDS_BYTES = 2000
 _GONE_SECONDS = 5.0
-
-
-class ContainerGroups(Groups):
-    """Control groups that also bound what a runtime insists on managing."""
-
-    def __init__(self, journal: Journal, extra: tuple[str, ...]) -> None:
-        self._extra = extra
-        super().__init__(journal)
-
-    def where(self) -> Layout:
-        """Return the layout, with one more hierarchy for each that the runtime must see."""
-        found = super().where()
-        if found.kind == "v2":
-            return found
-        own = {controller: one.own for one in hierarchies() for controller in one.controllers}
-        more = {name: own[name] for name in self._extra if name in own}
-        return found._replace(parents={**found.parents, **more})
-
-
-class Place:
-    """A berth, later a container. `box` is the host's number for it, None while nobody has asked for it."""
-
-    def __init__(self, control: socket.socket, pid: int) -> None:
-        self.control = control
-        self.pid = pid
-        self.pidfd = process.open_pidfd(pid)
-        self.ready = False
-        self.folder = -1
-        self.slot: Slot | None = None
-        self.attaching = True
-        self.box: int | None = None
-        self.pair: tuple[int, int] | None = None
-        self.gate = -1
-        self.limits: tuple[int | None, int | None] = (None, None)
-        self.started = False
-        self.said = ""
 
 
 class Warden:
@@ -84,7 +46,7 @@ class Warden:
         self._journal = journal
         self._config = config
         self._ahead: int = config["berths"]
-        self._keep = _to_keep(config["groups"])
+        self._keep = to_keep(config["groups"])
         self._waiting: list[tuple[dict[str, Any], bytes, list[int]]] = []
         self._stock: list[Place] = []
         self._places: set[Place] = set()
@@ -213,7 +175,7 @@ class Warden:
             self._serve()
         else:
             messages.close_all(fds)
-            place.said = str(head.get("failed", "it broke the protocol"))[:_WORDS_BYTES]
+            place.said = str(head.get("failed", "it broke the protocol"))[:WORDS_BYTES]
 
     def _serve(self) -> None:
         while self._waiting and self._stock:
@@ -276,7 +238,7 @@ class Warden:
         """The runtime has done its work and is gone: its container is our child, and may begin."""
         place.started = True
         try:
-            place.pid = int(_read(place.folder, berth.PID))
+            place.pid = int(read(place.folder, berth.PID))
             place.pidfd = process.open_pidfd(place.pid)
         except (OSError, ValueError) as error:
             place.said = f"the runtime did not say which process it started: {error}"
@@ -333,7 +295,7 @@ class Warden:
                     place.slot.group.wait_empty(_GONE_SECONDS)
             final = place.slot.final()
             self._remove_below(place.slot)
-        said = place.said or _last_words(place)
+        said = place.said or last_words(place)
         if place.box is not None:
             del self._boxes[place.box]
             self._loop.tell_host({"box": place.box, "failed": said} if said else {"box": place.box, "exited": final})
@@ -368,34 +330,6 @@ def _reap(pid: int) -> bool:
         return os.waitpid(pid, 0)[1] != 0
     except ChildProcessError:
         return True
-
-
-def _read(folder: int, name: str) -> str:
-    """Return the start of a file in a bundle's folder, which only the runtime writes."""
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        return os.read(fd, _WORDS_BYTES).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
-    finally:
-        os.close(fd)
-
-
-def _last_words(place: Place) -> str:
-    """Return what the runtime, or an agent that could not begin, wrote before its end."""
-    if place.folder < 0 or place.box is None:
-        return ""
-    try:
-        return " ".join(_read(place.folder, berth.LOG).split())
-    except OSError:
-        return ""
-
-
-def _to_keep(wanted: list[str]) -> tuple[str, ...]:
-    """Return which folders of /sys/fs/cgroup a runtime gets to see: "" is all of a pure version 2."""
-    if not wanted:
-        return ()
-    if any(one.version == 2 and one.mount == "/sys/fs/cgroup" for one in hierarchies()):
-        return ("",)
-    return tuple(name for name in wanted if os.path.isdir(f"/sys/fs/cgroup/{name}"))
 
 
 def _warden(loop: Spawner, journal: Journal, config: dict[str, Any]) -> Warden:
