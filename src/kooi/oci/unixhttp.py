@@ -113,7 +113,7 @@ def _request(method: str, target: str, query: Mapping[str, str], fields: Mapping
 async def _head(reader: asyncio.StreamReader) -> Head:
     try:
         text = await reader.readuntil(b"\r\n\r\n")
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
         raise EngineError(500, f"the engine's answer is not HTTP: {error}") from error
     return _parse(text)
 
