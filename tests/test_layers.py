@@ -20,6 +20,7 @@ LAYERS = (
     ("settings", "linux"),
     ("images",),
     ("spawn",),
+    ("oci",),
     ("backends",),
     ("engine",),
     ("egress",),
@@ -34,7 +35,7 @@ LAYERS = (
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 # What runs inside a box, on whatever Python the image has.
 INSIDE = [p for p in MODULES if p.relative_to(PACKAGE).parts[0] in ("guest", "linux")] + [
-    PACKAGE / "spawn" / name for name in ("zygote.py", "confine.py", "messages.py")
+    PACKAGE / name for name in ("spawn/zygote.py", "spawn/confine.py", "spawn/messages.py", "oci/inside.py")
 ]
 
 

@@ -28,7 +28,9 @@ from kooi.contract.spec import Spec, level_within
 MAX_CONFIG_BYTES = 1 * MIB
 SETTINGS_KEYS = (
     "state_dir", "run_dir", "data_dir", "uid_base", "uid_count", "pool_size", "pool_memory_bytes", "blanks_ready",
+    "container_engine", "docker_socket",
 )  # fmt: skip
+CONTAINER_ENGINES = ("auto", "crun", "runc", "docker", "podman")
 SUBID_FILES = (Path("/etc/subuid"), Path("/etc/subgid"))
 UID_BASE = 1_879_048_192  # just above what systemd gives to containers
 UID_COUNT = 1_048_576
@@ -47,7 +49,9 @@ class Settings:
     `state_dir` outlives a reboot, `run_dir` does not, `data_dir` (None: `state_dir`) holds the images; make them with
     `private_dir`. `uid_base` and `uid_count` are the
     ids that boxes get as root. `pool_size`: ready boxes kept, 0 is no pool, within `pool_memory_bytes`. `blanks_ready`:
-    blanks a zygote keeps. `spec`: that of the configuration file, None if it has none. `levels_must_work`: levels whose
+    blanks a zygote keeps. `container_engine`: what starts containers, "auto" for the first that works; `docker_socket`:
+    where Docker's engine listens. `spec`: that of the configuration file, None if it has none.
+    `levels_must_work`: levels whose
     absence is an error and no reason to skip a test; "all" means every one, see `must_work`.
     """
 
@@ -60,6 +64,8 @@ class Settings:
     pool_size: int = 0
     pool_memory_bytes: int = 512 * MIB
     blanks_ready: int = 4
+    container_engine: str = "auto"
+    docker_socket: Path = Path("/var/run/docker.sock")
     spec: Spec | None = None
     levels_must_work: tuple[str, ...] = ()
 
@@ -73,6 +79,10 @@ class Settings:
         checks.whole("settings.pool_size", self.pool_size, 0, 100_000)
         checks.whole("settings.pool_memory_bytes", self.pool_memory_bytes, MIB, MAX_BYTES, unit="bytes")
         checks.whole("settings.blanks_ready", self.blanks_ready, 0, 1024)
+        if self.container_engine not in CONTAINER_ENGINES:
+            accepted = f"one of {', '.join(CONTAINER_ENGINES)}"
+            raise checks.refusal("settings.container_engine", self.container_engine, accepted)
+        object.__setattr__(self, "docker_socket", _absolute("settings.docker_socket", self.docker_socket))
 
     def must_work(self, level: str) -> bool:
         """Say whether the absence of `level` is an error."""

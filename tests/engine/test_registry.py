@@ -52,7 +52,7 @@ def test_a_plug_in_adds_a_name_and_takes_none(plugged: None) -> None:
     assert type(registry.find("process")).__name__ == "ProcessBackend"
     with pytest.raises(LevelUnavailable, match="not in this version"):
         registry.find("microvm")
-    assert registry.levels() == ("process", "confined", "jail", "broken", "fake")
+    assert registry.levels() == ("process", "confined", "jail", "container", "broken", "fake")
 
 
 def test_a_broken_plug_in_says_so(plugged: None) -> None:

@@ -30,9 +30,10 @@ BUILT_IN = {
     "process": "kooi.backends.process:ProcessBackend",
     "confined": "kooi.backends.confined:ConfinedBackend",
     "jail": "kooi.backends.jail:JailBackend",
+    "container": "kooi.backends.container:ContainerBackend",
 }
 # Names that are taken, so that no plug-in can pose as one of them.
-NOT_BUILT = ("wasm", "container", "gvisor", "microvm", "e2b")
+NOT_BUILT = ("wasm", "gvisor", "microvm", "e2b")
 
 _ORDER: tuple[Strength, ...] = ("none", "kernel-shared", "emulated", "kernel-own", "machine")
 CLOSE_SECONDS = 5.0

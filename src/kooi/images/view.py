@@ -11,7 +11,7 @@ from kooi.images.meta import Meta
 from kooi.images.store import Store
 
 # Made anew in each cell or box: of an image's own, nothing is seen.
-_OWN = ("proc", "sys", "dev", "run", "tmp", "data", "root", HOME.split("/")[1])
+OWN = ("proc", "sys", "dev", "run", "tmp", "data", "root", HOME.split("/")[1])
 # Folders in which something of ours is put, so what else is in them is bound name by name: folder, names left out.
 _SHARED = {GUEST_ROOT.split("/")[1]: (GUEST_ROOT.split("/")[2],), "var": ("tmp", "run")}
 
@@ -61,7 +61,7 @@ def image_view(tree: Path, meta: Meta, preload: tuple[str, ...] | None) -> View:
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
     for name in sorted(os.listdir(tree)):
-        if name in _OWN:
+        if name in OWN:
             continue
         if name in _SHARED:
             _add(tree, name, sorted(set(_listed(tree / name)) - set(_SHARED[name])), binds, links)

@@ -40,7 +40,8 @@ class Group:
         features: frozenset[str],
         make: bool = True,
     ):
-        self.name = check_name(name)
+        # A group that is only read is one of others, who name theirs as they like.
+        self.name = check_name(name) if make else name
         self._parents = parents
         self._features = features
         self._fds: dict[str, int] = {}

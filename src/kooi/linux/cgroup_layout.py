@@ -53,9 +53,9 @@ class Layout(NamedTuple):
     delegable: bool = False
 
 
-def hierarchies(proc: str = "/proc/self") -> tuple[Hierarchy, ...]:
-    """Return the mounted hierarchies that this process's own group can be seen in."""
-    own = _own_groups(read_all(f"{proc}/cgroup").decode("utf-8", "surrogateescape"))
+def hierarchies(proc: str = "/proc/self", of: str | None = None) -> tuple[Hierarchy, ...]:
+    """Return the mounted hierarchies that this process's own group, or that of `of` in /proc, can be seen in."""
+    own = _own_groups(read_all(f"{of or proc}/cgroup").decode("utf-8", "surrogateescape"))
     found: dict[tuple[str, ...], Hierarchy] = {}
     for line in read_all(f"{proc}/mountinfo").decode("utf-8", "surrogateescape").splitlines():
         left, _, right = line.partition(" - ")

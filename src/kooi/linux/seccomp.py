@@ -8,20 +8,17 @@ there, and an answer close enough is shared. Compiling is cached; `install` is o
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import os
-import struct
 from typing import Dict, FrozenSet, List, NamedTuple, Tuple, Union
 
-from kooi.contract.errors import SetupFailed
-from kooi.linux import bpf, libc
+from kooi.linux import bpf
+from kooi.linux.seccomp_bind import bind
 from kooi.linux.seccomp_numbers import numbers
 from kooi.linux.seccomp_policy import AGENT_MORE, Line, Policy, Test, policy, zygote_policy
 
 _ARCHES = {"x86_64": bpf.ARCH_X86_64, "aarch64": bpf.ARCH_AARCH64}
-_MODE_FILTER, _PR_GET_NO_NEW_PRIVS = 1, 39
 _REACH = 250  # a jump spans 255; two more instructions may come between a look and the jump
 
 
@@ -91,10 +88,7 @@ def _compile(ranges: List[_Range], machine: str) -> bytes:
 
 def install(filter_: Program) -> None:
     """Bind the calling thread and all it starts, for ever. Raises `SetupFailed` without no_new_privs, `OSError`."""
-    if libc.syscall(libc.nr("prctl"), _PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
-        raise SetupFailed("a seccomp filter was to be installed without no_new_privs", fix="set no_new_privs first")
-    address = ctypes.cast(ctypes.c_char_p(filter_.code), ctypes.c_void_p).value
-    libc.syscall(libc.nr("seccomp"), _MODE_FILTER, 0, struct.pack("=H6xQ", filter_.length, address))
+    bind(filter_.code)
 
 
 def _ranges(rules: Policy, known: Dict[str, int], otherwise: int) -> List[_Range]:

@@ -98,9 +98,13 @@ class Groups:
         self._thread = threading.Thread(target=self._work, name="groups", daemon=True)
         self._thread.start()
 
+    def where(self) -> cgroup.Layout:
+        """Return where a tree can be made."""
+        return cgroup.layout(delegate=True)
+
     def _open(self, journal: Journal) -> None:
         try:
-            self._layout = cgroup.layout(delegate=True)
+            self._layout = self.where()
             if self._layout.available:
                 self._record = journal.intend("cgroup", paths=cgroup.planned(self._layout, journal.name))
             self._tree = cgroup.Tree.create(self._layout, journal.name)

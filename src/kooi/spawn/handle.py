@@ -207,6 +207,9 @@ def _final_usage(final: Mapping[str, Any]) -> Usage:
 class SpawnerHandle:
     """One spawner process."""
 
+    #: whose `main` the process runs
+    module = "kooi.spawn.spawner"
+
     def __init__(self, loop: asyncio.AbstractEventLoop, config: Mapping[str, Any]) -> None:
         self.loop = loop
         self.boxes: dict[int, SpawnedBox] = {}
@@ -220,9 +223,7 @@ class SpawnerHandle:
         self._socket.setblocking(False)
         owner = process.open_pidfd(os.getpid())
         fds = (theirs.fileno(), owner)
-        boot = (
-            f"import sys; sys.path.insert(0, {SOURCE!r}); from kooi.spawn.spawner import main; main({fds[0]}, {fds[1]})"
-        )
+        boot = f"import sys; sys.path.insert(0, {SOURCE!r}); from {self.module} import main; main({fds[0]}, {fds[1]})"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-c", boot],
@@ -266,15 +267,18 @@ class SpawnerHandle:
 
     def open(self, key: str, plan: BoxPlan, encoded: bytes) -> SpawnedBox:
         """Ask for a box in cell `key`; what is written to its stream meanwhile waits there. Raises `SetupFailed`."""
+        return self.ask({"cell": key, **plan.bounds()}, encoded, plan.home)
+
+    def ask(self, head: Mapping[str, Any], encoded: bytes, home: str, fds: tuple[int, ...] = ()) -> SpawnedBox:
+        """Ask for a box that `head` and `encoded` describe; `fds` go along after its stream. Raises `SetupFailed`."""
         if not self.alive:
             raise SetupFailed("the spawner ended")
         ours, theirs = socket.socketpair()
         self._numbers += 1
-        box = SpawnedBox(self, self._numbers, SocketStream(ours), plan.home)
+        box = SpawnedBox(self, self._numbers, SocketStream(ours), home)
         self.boxes[box.number] = box
-        head = {"op": "open", "box": box.number, "cell": key, **plan.bounds()}
         try:
-            self.send(head, encoded, (theirs.fileno(),))
+            self.send({"op": "open", "box": box.number, **head}, encoded, (theirs.fileno(), *fds))
         except OSError as error:
             del self.boxes[box.number]
             ours.close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kooi.contract.backend import Availability, HostFacts
+from kooi.contract.backend import Availability, Box, HostFacts
 from kooi.contract.errors import SetupFailed
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
@@ -81,7 +82,7 @@ class Service:
         """Say whether a box starts here, by starting one and waiting for its guest's first word."""
         box = await self.open(spec, facts)
         try:
-            problem = await _greeting(box)
+            problem = await greeting(box)
         finally:
             await box.kill()
             box.stream.close()
@@ -131,7 +132,7 @@ class Service:
         }
 
 
-async def _greeting(box: SpawnedBox) -> str | None:
+async def greeting(box: Box) -> str | None:
     """Wait for a box's first word; return what went wrong, if anything did."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[None] = loop.create_future()
@@ -145,10 +146,21 @@ async def _greeting(box: SpawnedBox) -> str | None:
         failed.cancel()
     if failed.done() and not failed.cancelled():
         return failed.result()
-    return None if heard.done() else f"it did not answer within {_PROBE_SECONDS:.0f} s"
+    if not heard.done():
+        return f"it did not answer within {_PROBE_SECONDS:.0f} s"
+    # The end of the stream can be heard before the reason for it.
+    return None if _says_something(box.stream.read_fd) else await _failure(box)
 
 
-async def _failure(box: SpawnedBox) -> str:
+def _says_something(fd: int) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as peer:
+        try:
+            return bool(peer.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+
+async def _failure(box: Box) -> str:
     async for event in box.events():
         if event.kind in ("failed", "exited"):
             return event.detail or "it ended at once"

@@ -78,6 +78,10 @@ class Shop:
                 del self._later[cell]
                 self._refill(cell)
 
+    def describe(self) -> dict[str, Any]:
+        """Return what the host is told about control groups."""
+        return self._groups.describe()
+
     def close(self) -> None:
         """Kill every cell and remove all groups and folders."""
         entries = [entry for cell in self._cells.living() for entry in cell.entries()]

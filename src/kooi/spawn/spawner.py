@@ -22,7 +22,7 @@ import select
 import socket
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from kooi.linux import process
 from kooi.linux.cgroup_layout import hierarchies
@@ -33,19 +33,41 @@ from kooi.spawn.reaper import reap
 from kooi.spawn.shop import Shop
 
 Handler = Callable[[], None]
+# What makes boxes on the host's behalf: called with the loop, the journal and the host's configuration.
+MakeShop = Callable[["Spawner", Journal, "dict[str, Any]"], "Keeper"]
 _CRASH_CHARACTERS = 4000
+
+
+class Keeper(Protocol):
+    """Who makes boxes and owns all that they need."""
+
+    def handle(self, operation: str, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
+        """Do what one packet of the host asks."""
+
+    def seconds(self) -> float | None:
+        """Return in how many seconds `tick` wants to be called; None for never."""
+
+    def tick(self) -> None:
+        """Do what is due."""
+
+    def close(self) -> None:
+        """Kill and remove everything."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the host is told about its control groups."""
 
 
 class Spawner:
     """The event loop and the host's side of it."""
 
-    def __init__(self, host: socket.socket, owner_pidfd: int) -> None:
+    def __init__(self, host: socket.socket, owner_pidfd: int, make: MakeShop) -> None:
         host.setblocking(False)
         self._host = host
         self._outbox = messages.Outbox(host, self._want_write)
         self._poll = select.epoll()
         self._handlers: dict[int, Handler] = {}
-        self._shop: Shop | None = None
+        self._make = make
+        self._shop: Keeper | None = None
         self._journal: Journal | None = None
         self._closing = False
         self.watch(host.fileno(), self._from_host)
@@ -123,17 +145,20 @@ class Spawner:
         roots = [found.mount for found in hierarchies()]
         report = reap(config["run_dir"], uid_range=(config["uid_base"], config["uid_count"]), cgroup_roots=roots)
         self._journal = Journal.create(config["run_dir"], owner=config["owner"])
-        groups = Groups(self._journal)
-        self._shop = Shop(self, groups, self._journal, config)
+        self._shop = self._make(self, self._journal, config)
         left = [f"{name}: {reason}" for name, reason in (*report.aside, *report.failed)]
-        self.tell_host({"started": {**groups.describe(), "reaped": report.reaped, "not_reaped": left}})
+        self.tell_host({"started": {**self._shop.describe(), "reaped": report.reaped, "not_reaped": left}})
 
 
 class _OwnerGone(Exception):
     pass
 
 
-def main(host_fd: int, owner_pidfd: int) -> None:
+def _shop(loop: Spawner, journal: Journal, config: dict[str, Any]) -> Keeper:
+    return Shop(loop, Groups(journal), journal, config)
+
+
+def main(host_fd: int, owner_pidfd: int, make: MakeShop = _shop) -> None:
     """Run the spawner on two inherited descriptors."""
     os.setsid()
     os.umask(0o077)
@@ -143,4 +168,4 @@ def main(host_fd: int, owner_pidfd: int) -> None:
     # Every box takes about ten descriptors here; what it gets itself is the plan's to say.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    Spawner(socket.socket(fileno=host_fd), owner_pidfd).run()
+    Spawner(socket.socket(fileno=host_fd), owner_pidfd, make).run()

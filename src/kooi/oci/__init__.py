@@ -1,0 +1,1 @@
+"""OCI containers: bundles, the runtimes that start them, the engines that own them, and what boots inside."""

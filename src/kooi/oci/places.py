@@ -1,0 +1,79 @@
+"""What the warden keeps count of: berths and the containers that they become, and their control groups."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+from kooi.linux import process
+from kooi.linux.cgroup_layout import Layout, hierarchies
+from kooi.oci import berth
+from kooi.spawn.groups import Groups, Slot
+from kooi.spawn.journal import Journal
+
+WORDS_BYTES = 2000
+
+
+class ContainerGroups(Groups):
+    """Control groups that also bound what a runtime insists on managing."""
+
+    def __init__(self, journal: Journal, extra: tuple[str, ...]) -> None:
+        self._extra = extra
+        super().__init__(journal)
+
+    def where(self) -> Layout:
+        """Return the layout, with one more hierarchy for each that the runtime must see."""
+        found = super().where()
+        if found.kind == "v2":
+            return found
+        own = {controller: one.own for one in hierarchies() for controller in one.controllers}
+        more = {name: own[name] for name in self._extra if name in own}
+        return found._replace(parents={**found.parents, **more})
+
+
+class Place:
+    """A berth, later a container. `box` is the host's number for it, None while nobody has asked for it."""
+
+    def __init__(self, control: socket.socket, pid: int) -> None:
+        self.control = control
+        self.pid = pid
+        self.pidfd = process.open_pidfd(pid)
+        self.ready = False
+        self.folder = -1
+        self.slot: Slot | None = None
+        self.attaching = True
+        self.box: int | None = None
+        self.pair: tuple[int, int] | None = None
+        self.gate = -1
+        self.limits: tuple[int | None, int | None] = (None, None)
+        self.started = False
+        self.said = ""
+
+
+def read(folder: int, name: str) -> str:
+    """Return the start of a file in a bundle's folder, which only the runtime writes."""
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(fd, WORDS_BYTES).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    finally:
+        os.close(fd)
+
+
+def last_words(place: Place) -> str:
+    """Return what the runtime, or an agent that could not begin, wrote before its end."""
+    if place.folder < 0 or place.box is None:
+        return ""
+    try:
+        return " ".join(read(place.folder, berth.LOG).split())
+    except OSError:
+        return ""
+
+
+def to_keep(wanted: list[str]) -> tuple[str, ...]:
+    """Return which folders of /sys/fs/cgroup a runtime gets to see: "" is all of a pure version 2."""
+    if not wanted:
+        return ()
+    if any(one.version == 2 and one.mount == "/sys/fs/cgroup" for one in hierarchies()):
+        return ("",)
+    return tuple(name for name in wanted if os.path.isdir(f"/sys/fs/cgroup/{name}"))
