@@ -69,6 +69,16 @@ class Entry:
         else:
             process.signal_pidfd(self.pidfd, signal.SIGKILL)
 
+    def leave(self) -> None:
+        """Be in no stock of its cell any more, and close what is the spawner's of it but its pidfd."""
+        self.cell.making.pop(self.number, None)
+        for stock in (self.cell.ready, self.cell.fresh):
+            if self in stock:
+                stock.remove(self)
+        self.control.close()
+        if self.line is not None:
+            self.line.close()
+
     def last_words(self) -> str:
         """Return why a blank could not go on, if it said so."""
         try:

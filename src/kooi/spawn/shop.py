@@ -381,14 +381,8 @@ class Shop:
 
     def _discard(self, entry: Entry) -> None:
         cell = entry.cell
-        cell.making.pop(entry.number, None)
-        for stock in (cell.ready, cell.fresh):
-            if entry in stock:
-                stock.remove(entry)
         self._loop.forget(entry.control.fileno())
-        entry.control.close()
-        if entry.line is not None:
-            entry.line.close()
+        entry.leave()
         if entry.pidfd >= 0:
             self._loop.forget(entry.pidfd)
             if cell.ended:
