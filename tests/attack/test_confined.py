@@ -203,3 +203,25 @@ def test_the_report_lists_what_is_open() -> None:
     assert result.waivers == ("host_metadata", "processes_hidden") and time.monotonic() - started < 20
     with pytest.raises(kooi.KooiError):
         kooi.run("print(1)", level="confined", policy={"strict": True})
+
+
+def test_a_dataset_is_what_was_named_and_no_link_leads_on() -> None:
+    need("confined")
+    with tempfile.TemporaryDirectory(prefix="kooi-data-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        real, other = Path(folder) / "real", Path(folder) / "other"
+        for each in (real, other):
+            each.mkdir(mode=0o755)
+            (each / "file").write_text(each.name)
+        (real / "way").symlink_to(other)
+        policy = {"datasets": {"it": str(real)}}
+        with kooi.Sandbox(level="confined", policy=policy) as box:
+            found = tried(box, """
+data = os.environ["KOOI_DATA"] + "/it/"
+tried("file", lambda: open(data + "file"))
+tried("list", lambda: os.listdir(data))
+tried("write", lambda: open(data + "file", "a"))
+tried("way", lambda: open(data + "way/file"))
+tried("another", lambda: os.symlink("/etc", os.environ["KOOI_DATA"] + "/more"))
+""")  # fmt: skip
+    assert found == {"file": "worked", "list": "worked", "write": "EACCES", "way": "EACCES", "another": "EACCES"}

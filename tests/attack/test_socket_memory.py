@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from kooi.spawn.entries import Cell, Entry
 from kooi.spawn.watchdog import Watchdog
 
@@ -26,9 +28,10 @@ sys.stdin.readline()
 """
 
 
-def test_sockets_count_as_memory() -> None:
+@pytest.mark.parametrize("code", [(), ("steps",)], ids=["own network", "the host's network"])
+def test_sockets_count_as_memory(code: tuple[str, ...]) -> None:
     exceeded: list[Entry] = []
-    watchdog = Watchdog(exceeded.append)
+    watchdog = Watchdog(exceeded.append, lambda entry, status: None, {})
     ours, theirs = socket.socketpair()
     with (
         ours,
@@ -38,13 +41,13 @@ def test_sockets_count_as_memory() -> None:
         ) as program,
     ):
         assert program.stdin is not None and program.stdout is not None
-        entry = Entry(1, Cell("key", {"zygote": {"guest": {"home": "/nonexistent"}}}, ours), theirs)
+        entry = Entry(1, Cell("key", {"zygote": {"guest": {"home": "/nonexistent"}, "code": code}}, ours), theirs)
         entry.pid = program.pid
-        watchdog.add(entry, 40 << 20)
-        assert watchdog.usage(entry)["memory_peak"] < 40 << 20 and not exceeded
+        watchdog.add(entry, 30 << 20)
+        assert watchdog.usage(entry)["memory_peak"] < 30 << 20 and not exceeded
         program.stdin.write("\n")
         program.stdin.flush()
         assert program.stdout.readline() == "full\n"
-        assert watchdog.usage(entry)["memory_peak"] > 40 << 20
+        assert watchdog.usage(entry)["memory_peak"] > 30 << 20
         assert exceeded == [entry]
         program.stdin.close()

@@ -17,7 +17,6 @@ from kooi.contract.errors import InvalidPolicy
 from kooi.linux import libc
 
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 _RETRIES = 64
 
@@ -39,7 +38,7 @@ def open_absolute_no_symlinks(path: str, flags: int = _LOOK) -> int:
     """
     if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
         raise InvalidPolicy(f"{path!r} is not an absolute path without '..'", key=path, fix="write the full path")
-    root = os.open("/", _FOLDER)
+    root = os.open("/", _LOOK | os.O_DIRECTORY)
     try:
         return _open(root, path.strip("/") or ".", flags, 0, _BENEATH)
     except OSError as error:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kooi.linux import caps, landlock, mounts, network, process, rlimits, seccomp
+from kooi.linux import caps, landlock, mounts, network, paths, process, rlimits, seccomp
 from kooi.spawn import warden
 
 _STAGE = "/run/stage"
@@ -90,19 +90,30 @@ class Confinement:
             self._ruleset.allow(path, *access)
 
     def _domain_rules(
-        self, name: str, clauses: Sequence[str], allow: Sequence[Sequence[Any]], own: Sequence[str], shown: str = ""
+        self,
+        name: str,
+        clauses: Sequence[str],
+        allow: Sequence[Sequence[Any]],
+        own: Sequence[str],
+        datasets: Sequence[str],
     ) -> None:
         """Collect the rules of the domain `name`: what `allow` lists, and the places `own` of the private folder.
 
-        The place `shown` there can be read.
+        `datasets` can be read, and the place with the links to them; none is reached by a link itself.
         """
         ruleset = self._domains[name] = landlock.Ruleset(clauses)
         for path, access in allow:
             ruleset.allow(path, *access)
         for place in own:
             ruleset.allow(self.folder + "/" + place, "read", "execute", "write")
-        if shown:
-            ruleset.allow(self.folder + "/" + shown, "read")
+        for source in datasets:
+            fd = paths.open_absolute_no_symlinks(source)
+            try:
+                ruleset.allow(fd, "read")
+            finally:
+                os.close(fd)
+        if datasets and "home" in own:
+            ruleset.allow(self.folder + "/data", "read")
 
     def _enter_domain(self, name: str, keep: bool = False) -> None:
         """Enter a domain for good; `keep` its rules for processes that come from this one."""

@@ -32,7 +32,7 @@ def plan_confined(spec: Spec, facts: HostFacts, view: View) -> Plan:
     restrictions = ("inet", "unix", "strangers") + (() if facts.cgroup_writable else ("memfd",))
     files = tuple(name for name, needed in _FILES if facts.landlock_abi >= needed)
     scopes = _SCOPES if scoped else ()
-    common = _common(spec, view)
+    common = _common(view)
     datasets = tuple((d.name, d.source) for d in spec.policy.datasets)
     own = ("home", "tmp")
     cell = CellPlan(
@@ -44,16 +44,16 @@ def plan_confined(spec: Spec, facts: HostFacts, view: View) -> Plan:
         guest=agent_setup(view, HOME, "", None),
         restrictions=restrictions,
         prepare=(
-            _rules("box", (*files, *scopes), [*common, _PROC], own, datasets),
+            _rules("box", (*files, *scopes), [*common, _PROC], own, spec),
             ("enter_domain", {"name": "box"}),
             ("warden", {"scoped": scoped}),
-            _rules("code", (*files, *scopes), common, own, datasets),
+            _rules("code", (*files, *scopes), common, own, spec),
             ("rlimits", {}),
         ),
         seal=(("no_new_privileges", {}), ("agent_calls", {"restrictions": restrictions})),
         enclose=(
             ("no_new_privileges", {}),
-            _rules("zygote", files, [*common, _PROC], ("",), ()),
+            _rules("zygote", files, [*common, _PROC], ("",), spec),
             ("enter_domain", {"name": "zygote"}),
             ("zygote_calls", {}),
         ),
@@ -88,11 +88,10 @@ def _box(spec: Spec) -> BoxPlan:
     )
 
 
-def _common(spec: Spec, view: View) -> list[tuple[str, tuple[str, ...]]]:
-    """Return what every domain allows: the view where it is, harmless devices, and datasets."""
-    found = [(source, _READ) for source, _ in view.binds]
-    found += [(f"/dev/{name}", ("read", "write")) for name in _DEVICES]
-    return found + [(d.source, ("read",)) for d in spec.policy.datasets]
+def _common(view: View) -> list[tuple[str, tuple[str, ...]]]:
+    """Return what every domain allows: the view where it is, and harmless devices."""
+    found: list[tuple[str, tuple[str, ...]]] = [(source, _READ) for source, _ in view.binds]
+    return found + [(f"/dev/{name}", ("read", "write")) for name in _DEVICES]
 
 
 def _rules(
@@ -100,9 +99,7 @@ def _rules(
     clauses: tuple[str, ...],
     allow: list[tuple[str, tuple[str, ...]]],
     own: tuple[str, ...],
-    datasets: tuple[tuple[str, str], ...],
+    spec: Spec,
 ) -> Step:
-    values: dict[str, Any] = {"name": name, "clauses": clauses, "allow": allow, "own": own}
-    if datasets and own:
-        values["shown"] = "data"
-    return "domain_rules", values
+    sources = tuple(d.source for d in spec.policy.datasets)
+    return "domain_rules", {"name": name, "clauses": clauses, "allow": allow, "own": own, "datasets": sources}
