@@ -75,7 +75,12 @@ _BASELINES = ("r0", "r1", "r2")
 
 def names() -> tuple[str, ...]:
     """Return every name that `only` accepts."""
-    return (*(m.name for m in plan.measures(Rounds(), ("process", "jail"))), "jail_user_first", "pool_hit", *ALONE)
+    return (
+        *(m.name for m in plan.measures(Rounds(), ("process", "jail", "container"))),
+        "jail_user_first",
+        "pool_hit",
+        *ALONE,
+    )
 
 
 def _chosen(found: Sequence[Measure], only: tuple[str, ...]) -> list[Measure]:
