@@ -49,9 +49,9 @@ from kooi.spawn.leases import Lease, Leases
 from kooi.spawn.spawner import Spawner
 from kooi.spawn.spawner import main as spawner_main
 
-_GONE_SECONDS = 5.0
-_REFILL_SECONDS = 0.01
+_GONE_SECONDS, _REFILL_SECONDS = 5.0, 0.01
 _FAILURES = 3
+_READYING_BYTES, _READYING_PROCESSES = 1 << 30, 64
 
 
 class Warden:
@@ -183,9 +183,6 @@ class Warden:
             place.said = f"it could not be put into a control group: {error}"
             self._strike(place)
             return
-        if slot is not None:
-            # The runtime needs more than the smallest box; its limits come when it is gone.
-            slot.limit(None, None)
         with contextlib.suppress(OSError):
             place.control.send(berth.GO)
 
@@ -243,6 +240,9 @@ class Warden:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         place.gate = ours
         try:
+            if place.slot is not None:
+                # The runtime needs more than the smallest box, and what the image imports must not have all there is.
+                place.slot.limit(_READYING_BYTES, _READYING_PROCESSES)
             place.pair = self._pairs.take()
             if place.pair is None:
                 raise KooiError("all ids of the leased block are in use")
