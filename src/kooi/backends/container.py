@@ -112,6 +112,9 @@ class ContainerBackend:
         return self._service
 
     async def _probe(self) -> Availability:
+        if self._host().euid != 0:
+            fix = "run as root, or use the level jail, which needs none"
+            return Availability(False, "the level container needs root in this version: nothing is rootless yet", fix)
         detail: dict[str, str] = {}
         fixes: list[str] = []
         for name in self._wanted():

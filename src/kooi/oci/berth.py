@@ -70,11 +70,12 @@ def stage(keep_groups: Sequence[str]) -> None:
 
 
 def _become_runtime(message: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
-    stream, program, gate = fds
+    program, gate = fds
     lay(message["plan"], message["ids"])
     log = os.open(f"{BUNDLE}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     # Away from the numbers that they are to get, before any of these is overwritten.
-    high = [os.dup2(fd, 100 + number, inheritable=False) for number, fd in enumerate((stream, log, program, gate))]
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    high = [os.dup2(fd, 100 + number, inheritable=False) for number, fd in enumerate((null, log, program, gate))]
     for number, which in ((0, 0), (1, 1), (2, 1), (PROGRAM_FD, 2), (GATE_FD, 3)):
         os.dup2(high[which], number)
     process.close_all_but(range(GATE_FD + 1))

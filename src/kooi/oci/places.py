@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
+from typing import Any
 
 from kooi.linux import process
 from kooi.linux.cgroup_layout import Layout, hierarchies
@@ -32,23 +34,69 @@ class ContainerGroups(Groups):
         return found._replace(parents={**found.parents, **more})
 
 
+class Kind:
+    """Containers that are made alike: the bundle, the runtime's command line, and the program of process 1.
+
+    `blanks` wait at their gates. `retired`: the host has forgotten it.
+    """
+
+    def __init__(self, plan: dict[str, Any], argv: list[str], program: int) -> None:
+        self.plan = plan
+        self.argv = argv
+        self.program = program
+        self.blanks: list[Place] = []
+        self.failures = 0
+        self.retired = False
+
+
+class Request:
+    """A box that the host asked for: its number there, its kind, its limits (memory, processes) and its stream."""
+
+    def __init__(self, box: int, kind: Kind, limits: tuple[int | None, int | None], stream: int) -> None:
+        self.box = box
+        self.kind = kind
+        self.limits = limits
+        self.stream = stream
+
+    def close(self) -> None:
+        """Let go of the stream; safe twice."""
+        stream, self.stream = self.stream, -1
+        if stream >= 0:
+            os.close(stream)
+
+
 class Place:
-    """A berth, later a container. `box` is the host's number for it, None while nobody has asked for it."""
+    """A berth, later a container of a `kind`, at last somebody's (`request`). `folder` is its bundle's."""
 
     def __init__(self, control: socket.socket, pid: int) -> None:
         self.control = control
         self.pid = pid
         self.pidfd = process.open_pidfd(pid)
-        self.ready = False
         self.folder = -1
         self.slot: Slot | None = None
-        self.attaching = True
-        self.box: int | None = None
         self.pair: tuple[int, int] | None = None
-        self.gate = -1
-        self.limits: tuple[int | None, int | None] = (None, None)
+        self.gate: socket.socket | None = None
+        self.kind: Kind | None = None
         self.started = False
+        self.request: Request | None = None
         self.said = ""
+
+
+def reap(pid: int) -> bool:
+    """Reap a child that has ended; return whether it failed."""
+    try:
+        return os.waitpid(pid, 0)[1] != 0
+    except ChildProcessError:
+        return True
+
+
+def reap_strays(known: set[int]) -> None:
+    """Reap the children that have ended and are not `known`: what runtimes left to us besides their containers."""
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children", "rb") as file:
+            for pid in {int(word) for word in file.read().split()} - known:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
 
 
 def read(folder: int, name: str) -> str:
@@ -62,7 +110,7 @@ def read(folder: int, name: str) -> str:
 
 def last_words(place: Place) -> str:
     """Return what the runtime, or an agent that could not begin, wrote before its end."""
-    if place.folder < 0 or place.box is None:
+    if place.folder < 0 or place.kind is None:
         return ""
     try:
         return " ".join(read(place.folder, berth.LOG).split())

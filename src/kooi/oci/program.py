@@ -55,8 +55,8 @@ def settings(
 ) -> dict[str, Any]:  # fmt: skip
     """Return what `inside.main` is told.
 
-    `guest` are plain fields of the guest's `Setup`, `code` the filter. With `gate` there is one socket for both
-    directions, and the box begins at a word of the host; else it begins at once, on standard input and output.
+    `guest` are plain fields of the guest's `Setup`, `code` the filter. With `gate` the box begins when its stream is
+    handed over there; else it begins at once, on standard input and output.
     `folders` (path, mode) are made first, in what the runtime mounted.
     """
     return {

@@ -29,7 +29,7 @@ _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2
 
 
 class WardenHandle(SpawnerHandle):
-    """One warden process, and which programs it has."""
+    """One warden process, and which kinds of containers it knows."""
 
     module = "kooi.oci.warden"
 
@@ -39,30 +39,28 @@ class WardenHandle(SpawnerHandle):
 
     def start(self, runtime: Runtime, compiled: Compiled) -> SpawnedBox:
         """Ask for a container."""
-        made, key = compiled.bundle, compiled.key
-        argv = runtime.argv(bundle.BUNDLE)
-        head = {"memory": made.memory_bytes, "processes": made.processes, "argv": argv, "program": key}
-        if key in self.has:
-            return self.ask(head, compiled.encoded, HOME)
+        made, kind = compiled.bundle, compiled.kind
+        head: dict[str, Any] = {"memory": made.memory_bytes, "processes": made.processes, "kind": kind}
+        if kind in self.has:
+            return self.ask(head, b"", HOME)
         if len(self.has) >= _KEPT:
             self.send({"op": "forget"})
             self.has.clear()
         fd = _in_memory(program.encode(compiled.told))
         try:
-            box = self.ask(head, compiled.encoded, HOME, (fd,))
+            box = self.ask({**head, "argv": runtime.argv(bundle.BUNDLE)}, compiled.bundle.encode(), HOME, (fd,))
         finally:
             os.close(fd)
-        self.has.add(key)
+        self.has.add(kind)
         return box
 
 
 class Compiled(NamedTuple):
-    """A bundle, the same as it is sent, and what its process 1 is told, under a key of that."""
+    """A bundle, what its process 1 is told, and a digest of both: containers of one kind are interchangeable."""
 
     bundle: bundle.Bundle
-    encoded: bytes
     told: Mapping[str, Any]
-    key: str
+    kind: str
 
 
 class Service:
@@ -143,7 +141,7 @@ class Service:
             bundle.guest(view), bundle.warm(spec, view), seccomp.program(*bundle.restrictions(spec, facts)).code,
             fresh_interpreters=spec.fresh, gate=True,
         )  # fmt: skip
-        return Compiled(made, made.encode(), told, hashlib.sha256(marshal.dumps(told)).hexdigest())
+        return Compiled(made, told, hashlib.sha256(made.encode() + marshal.dumps(told)).hexdigest())
 
     def _config(self) -> Mapping[str, Any]:
         if self._settings is None:
@@ -155,7 +153,7 @@ class Service:
             "uid_base": settings.uid_base,
             "uid_count": settings.uid_count,
             "uid_block": UID_BLOCK,
-            "berths": min(settings.blanks_ready, 2),
+            "ahead": min(settings.blanks_ready, 2),
             "groups": self.runtime.groups,
         }
 

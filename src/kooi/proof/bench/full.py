@@ -76,7 +76,7 @@ _BASELINES = ("r0", "r1", "r2")
 def names() -> tuple[str, ...]:
     """Return every name that `only` accepts."""
     return (
-        *(m.name for m in plan.measures(Rounds(), ("process", "confined", "jail"))),
+        *(m.name for m in plan.measures(Rounds(), ("process", "confined", "jail", "container"))),
         "jail_user_first",
         "pool_hit",
         *ALONE,

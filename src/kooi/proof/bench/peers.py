@@ -10,9 +10,14 @@ from kooi.proof.bench import baseline
 from kooi.proof.bench.interleave import Measure
 from kooi.proof.bench.machine import run_command
 from kooi.proof.bench.worker import Worker
+from kooi.settings import load_settings
 
 _VIEW = ("--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
          "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")  # fmt: skip
+
+_HARDENED = ("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+             "--pids-limit", "64", "--memory", "512m", "--memory-swap", "512m", "--user", "65534:65534",
+             "--ipc", "none", "--tmpfs", "/home:size=64m", "--log-driver", "none")  # fmt: skip
 
 
 def bubblewrap() -> list[str] | None:
@@ -33,6 +38,26 @@ def measures(rounds: int) -> list[Measure]:
     return found
 
 
+def docker() -> list[str] | None:
+    """Return the front of a hardened `docker run` with an image of ours, or `None` where no engine has one."""
+    program, path = shutil.which("docker"), load_settings().docker_socket
+    if program is None or not path.exists():
+        return None
+    front = [program, "-H", f"unix://{path}"]
+    asked = [*front, "image", "ls", "-q", "--filter", "reference=localhost/kooi-image-*"]
+    try:
+        images = run_command(asked, baseline.PLAIN_ENV)[1].split()
+    except (ChildProcessError, OSError):
+        return None
+    return [*front, "run", "--rm", *_HARDENED, images[0].decode()] if images else None
+
+
+def hardened_docker(rounds: int) -> list[Measure]:
+    """Return the measure of a hardened `docker run`, what users of the level `container` would do without it."""
+    front = docker()
+    return [] if front is None else [_command("docker_r1", [*front, "python3", "-c", "print(1)"], rounds)]
+
+
 def absent() -> dict[str, str]:
     """Return the peers that are not here, with how to get them."""
     missing = {}
@@ -40,6 +65,8 @@ def absent() -> dict[str, str]:
         missing["bubblewrap"] = "not installed: apt install bubblewrap"
     if importlib.util.find_spec("sandlock") is None:
         missing["sandlock"] = "not installed: pip install sandlock"
+    if docker() is None:
+        missing["docker_r1"] = "no engine at docker_socket has an image of ours: run one with container_engine = docker"
     return missing
 
 

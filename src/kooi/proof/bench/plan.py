@@ -7,6 +7,7 @@ time until nothing of it is left. The pool is off in all of them but `pool_hit`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -53,6 +54,8 @@ def measures(rounds: Rounds, levels: tuple[str, ...]) -> list[Measure]:
     if "jail" in levels:
         found += _level("jail", rounds)
         found += _jail(rounds, loaded is not None)
+    if "container" in levels:
+        found += _container(rounds)
     return found + peers.measures(rounds.fast)
 
 
@@ -75,6 +78,26 @@ def _jail(rounds: Rounds, with_pandas: bool) -> list[Measure]:
         found.append(Measure("jail_pandas_first", _kept("jail_pandas_first", spec, _IMPORT), rounds.fast))
         found.append(Measure("jail_pandas_reaped", _one_shot("jail_pandas_reaped", spec, _IMPORT), rounds.fast))
     return found
+
+
+def _container(rounds: Rounds) -> list[Measure]:
+    spec = Spec(level="container", preload=())
+    return [
+        Measure("container_reaped", _rested(_one_shot("container_reaped", spec)), rounds.fast),
+        Measure("container_cold", _rested(_first_of_its_kind("container_cold", spec)), rounds.slow),
+        live("container", rounds.fast),
+        *peers.hardened_docker(rounds.slow),
+    ]
+
+
+def _first_of_its_kind(name: str, spec: Spec) -> Once:
+    """Time one call that finds nothing made ahead: no two of them ask for the same."""
+    numbers = itertools.count(300)
+
+    async def once() -> Samples:
+        return await _one_shot(name, replace(spec, limits=Limits(open_files=next(numbers))))()
+
+    return once
 
 
 def live(level: str, rounds: int) -> Measure:
