@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from kooi.contract.backend import BoxEvent
 from kooi.contract.errors import KooiError, SandboxClosed, SandboxLost
 from kooi.contract.limits import Limits
-from kooi.contract.result import Clause, Result, RunEvent
+from kooi.contract.result import Clause, Result, RunEvent, Usage
 from kooi.engine import supervisor
 from kooi.sandbox import AsyncSandbox
 from kooi.sandbox import run as run_once
@@ -137,6 +138,28 @@ def test_a_limit_that_the_code_survived_is_an_event(fake: FakeBackend, run: Run)
     result = run(_once("oom\npids\nleft 2\nok"))
     assert result.status == "ok"
     assert [event.partition(":")[0] for event in result.events] == ["oom", "pids_limit"]
+
+
+@pytest.mark.parametrize("kind", ["oom", "pids_limit"])
+def test_a_limit_met_while_no_run_was_on_is_no_runs(
+    fake: FakeBackend, run: Run, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    async def main() -> None:
+        async with AsyncSandbox("fake") as box:
+            await box.run("ok")
+            box_ = fake.boxes[0]
+            usage = box_.usage
+
+            async def look() -> Usage:
+                # As a level does that learns of it by looking.
+                box_.queue.put_nowait(BoxEvent(kind, 1))
+                return await usage()
+
+            monkeypatch.setattr(box_, "usage", look)
+            result = await box.run("exit 1")
+            assert (result.status, result.events) == ("error", ())
+
+    run(main())
 
 
 def test_processes_left_alive_are_named_while_the_sandbox_lives(fake: FakeBackend, run: Run) -> None:

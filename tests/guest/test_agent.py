@@ -70,6 +70,15 @@ def test_many_frames_may_come_at_once(tmp_path: Path) -> None:
         assert said == {2 * index + 1: b"%d\n" % index for index in range(60)}
 
 
+def test_a_run_goes_on_when_the_one_before_it_is_given_up_before_its_code_came(tmp_path: Path) -> None:
+    with agent(tmp_path) as (_, ours):
+        raw = Raw(ours)
+        raw.open(1, "run", context="", code_bytes=10, stdin=False, limits={})
+        raw.send(running(3, b"print(3)"), frames.json_frame(frames.CONTROL, 1, {"signal": 9}))
+        assert json.loads(raw.until_end(1)[-1][2])["signal"] == 9
+        assert raw.until_end(3)[0][2] == b"3\n"
+
+
 def test_late_frames_are_dropped(tmp_path: Path) -> None:
     with agent(tmp_path) as (_, ours):
         raw = Raw(ours)

@@ -548,6 +548,32 @@ def test_what_stays_behind_is_counted_and_its_late_output_dropped(tmp_path: Path
     drive(tmp_path, scenario)
 
 
+def test_all_that_stay_behind_are_counted_and_a_kill_finds_what_is_its_own_among_them(tmp_path: Path) -> None:
+    leave = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    for _ in range(1000):\n"
+        "        if os.fork() == 0:\n"
+        "            os.closerange(0, 64)\n"
+        "            time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    hold = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    print(os.getpid(), flush=True)\ntime.sleep(60)\n"
+
+    async def scenario(box: Box) -> None:
+        assert (await box.run(leave)).end["left"] == 1000, "the kernel lists about 600 in a page"
+        run = box.start(hold, context="other")
+        while not run.out.endswith(b"\n"):
+            await asyncio.sleep(0.01)
+        run.call.signal(signal.SIGKILL)
+        assert (await run.ended()).end["left"] == 1000
+        assert not alive(int(run.out))
+
+    drive(tmp_path, scenario)
+
+
 def test_a_grandchild_that_keeps_writing_does_not_hold_up_the_end(tmp_path: Path) -> None:
     async def scenario(box: Box) -> None:
         run = box.start("import subprocess; p = subprocess.Popen(['yes']); 'done'")

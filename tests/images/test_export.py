@@ -18,6 +18,7 @@ from kooi.contract.errors import InvalidRequest, Unsupported
 from kooi.images import build, export, take
 from kooi.images.meta import Meta
 from kooi.images.store import Store
+from tests.images.conftest import little
 
 
 def written(shelf: Store, meta: Meta, path: Path, kind: str) -> Path:
@@ -49,6 +50,20 @@ def test_a_folder_is_taken_without_what_a_running_system_has_in_it(shelf: Store,
     os.mkfifo(folder / "usr/pipe")
     with pytest.raises(InvalidRequest, match="usr/pipe"):
         take.take(store, "no", str(folder))
+
+
+@pytest.mark.parametrize("kind", ["tar", "oci", "folder"])
+def test_names_that_are_not_text_survive(store: Store, tmp_path: Path, kind: str) -> None:
+    folder = little(tmp_path / "tree")
+    for name in (b"\xff\xfe", "é".encode(), b"new\nline", b"a" * 200, b"-rf", b" "):
+        (folder / os.fsdecode(name)).write_bytes(name)
+        os.symlink(name, os.fsencode(folder) + b"/usr/" + name)
+    meta = take.take(store, "first", str(folder))
+    out = tmp_path / "out"
+    source = store.tree(meta.digest) if kind == "folder" else written(store, meta, out, kind)
+    assert take.take(store, "again", str(source)).digest == meta.digest
+    assert b"\xff\xfe" in os.listdir(os.fsencode(store.tree(meta.digest)))
+    store.verify(meta.digest)
 
 
 def test_what_cannot_be_taken(store: Store, tmp_path: Path) -> None:

@@ -88,10 +88,12 @@ def test_mistakes_get_one_line(own: Store, words: list[str], says: str, capsys: 
     assert own.names() == {}
 
 
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("action", ["", "build", "import", "list", "show", "remove", "prune", "export"])
+def test_help_has_examples(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        door.main(["image", "--help"])
-    assert "kooi image build data" in capsys.readouterr().out
+        door.main(["image", *filter(None, [action]), "--help"])
+    out = capsys.readouterr().out
+    assert "examples:" in out and f"  kooi image {action}" in out and "--json" in out
 
 
 def test_a_changed_tree_is_told(own: Store, shelf: Store, python: Meta, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
+import time
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
@@ -133,6 +136,40 @@ def test_what_has_no_wheel_is_not_built_without_being_asked(store: Store, tmp_pa
         assert not mark.exists() and store.digests() == [] and os.listdir(store.folder / "tmp") == []
     built(store, "evil", build.Definition(pip=(str(tmp_path / "evil-1.0.tar.gz"),), allow_source=True))
     assert mark.exists()  # the twin: where it is allowed, it does run
+
+
+def test_a_build_that_is_killed_while_pip_runs_leaves_no_process_and_no_folder(store: Store) -> None:
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(build.__file__).parents[2])!r})
+from pathlib import Path
+from kooi.doors.cli import show
+from kooi.images import build
+from kooi.images.store import Store
+build.build(Store(Path(sys.argv[1])), "half", build.Definition(pip=("scipy",)), show.progress)
+"""
+    argv = [sys.executable, "-c", code, str(store.folder)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        if not any("Collecting" in line for line in child.stderr):
+            pytest.skip("no package index in reach")
+        child.kill()
+    end = time.monotonic() + 10
+    while left := using(store):
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+    assert os.listdir(store.folder / "tmp") and store.digests() == []
+    assert store.prune().jobs == 1 and os.listdir(store.folder / "tmp") == []
+
+
+def using(store: Store) -> list[bytes]:
+    """Return the command lines of all processes that name the store."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{name}/cmdline").read_bytes()
+            if os.fsencode(store.folder) in line:
+                found.append(line)
+    return found
 
 
 def test_data_is_built_and_is_the_same_at_every_level(of_user: Store) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from kooi.spawn.handle import SpawnedBox
 from kooi.spawn.host import host_facts
 from kooi.spawn.plan import Plan, plan_process
 from kooi.spawn.watchdog import tree
+from tests.guest.harness import alive
 from tests.levels import need
 from tests.spawn.conftest import Workshop, end, output
 from tests.spawn.test_zygote_security import zygotes
@@ -88,6 +91,11 @@ async def stocked(workshop: Workshop, count: int = STOCK) -> set[int]:
             return found
         await asyncio.sleep(0.01)
     raise AssertionError(f"{len(found)} interpreters were executed ahead")
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process that has one thread."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def interpreter(box: SpawnedBox) -> int:
@@ -177,6 +185,33 @@ def test_an_interpreter_that_cannot_be_executed_is_not_replaced_by_a_fork(
             assert await output(box, "print(1)") == "" == await output(box, "print(1)")
             await end(box)
             assert await workshop.run("print(1)", dataclasses.replace(plain, cell=cell)) == "1\n"
+
+    in_workshop(work, **planned.config)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_one_that_was_killed_in_stock_costs_nobody_a_run(
+    in_workshop: InWorkshop, planned: Planned, fresh: bool
+) -> None:
+    """The kernel's OOM killer is offered interpreters first, those that wait in stock too."""
+
+    def stock(workshop: Workshop) -> list[int]:
+        return [pid for zygote in zygotes(workshop) for blank in children(zygote) for pid in children(blank)]
+
+    async def work(workshop: Workshop) -> None:
+        plan = planned(workshop, fresh=fresh)
+        await workshop.run("print(1)", plan)
+        for _ in range(1000):
+            if len(found := stock(workshop)) == STOCK * (1 + fresh):
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        while any(alive(pid) for pid in found):
+            await asyncio.sleep(0.01)
+        for number in range(STOCK):
+            assert await workshop.run(f"print({number})", plan) == f"{number}\n"
 
     in_workshop(work, **planned.config)  # type: ignore[attr-defined]
 
@@ -283,6 +318,22 @@ def test_the_successor_of_a_cell_keeps_fresh_ones_too(in_workshop: InWorkshop, p
         await stocked(workshop)
 
     in_workshop(work, rotate_after=5, **planned.config)  # type: ignore[attr-defined]
+
+
+def test_where_ids_are_few_the_stock_takes_them_from_nobody(in_workshop: InWorkshop) -> None:
+    async def work(workshop: Workshop) -> None:
+        plain = workshop.plan()
+        await workshop.run("print(1)", workshop.plan(Spec("jail", fresh=True)))
+        await asyncio.sleep(0.3)
+        boxes = []
+        for _ in range(2):
+            boxes.append(await workshop.box(plain))
+            assert (await output(boxes[-1], SEED)).split()[2] == "fork"
+            await asyncio.sleep(0.1)
+        for box in boxes:
+            await end(box)
+
+    in_workshop(work, uid_block=6)
 
 
 @pytest.mark.parametrize("level", ["jail", "process"])

@@ -16,7 +16,7 @@ from kooi.contract.limits import Limits
 from kooi.contract.policy import Dataset, Policy
 from kooi.contract.spec import Spec
 from kooi.images.host import View, host_view
-from kooi.spawn.plan import Plan, plan_jail, plan_process
+from kooi.spawn.plan import Plan, plan_jail, plan_process, plan_process_image
 from kooi.spawn.plan_confined import plan_confined
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,6 +42,7 @@ CASES: dict[str, Plan] = {
     "confined-root": plan_confined(Spec(level="confined"), facts(), VIEW),
     "confined-user": plan_confined(Spec(level="confined"), facts(euid=1000, cgroup_writable=False), VIEW),
     "process-user": plan_process(Spec(level="process"), facts(euid=1000, cgroup_writable=False), VIEW, home="/run/x"),
+    "process-image": plan_process_image(Spec(level="process", image="x"), facts(euid=1000), VIEW),
 }
 
 

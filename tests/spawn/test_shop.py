@@ -65,16 +65,9 @@ class Store:
         monkeypatch.setattr(shop.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(shop.process, "signal_pidfd", lambda pidfd, number: True)
 
-    def open(self, box: int) -> None:
-        head = {
-            "box": box,
-            "memory": None,
-            "processes": None,
-            "cell": "key",
-            "fresh": False,
-            "disk": None,
-            "files": None,
-        }
+    def open(self, box: int, fresh: bool = False) -> None:
+        limits = dict.fromkeys(("memory", "processes", "disk", "files"))
+        head = {"box": box, "cell": "key", "fresh": fresh, **limits}
         self.shop.handle("open", head, b"{}", [os.open("/dev/null", os.O_RDONLY)])
 
     def kill(self, box: int) -> None:
@@ -121,3 +114,16 @@ def test_whoever_asks_without_a_pause_does_not_run_dry(store: Store) -> None:
     store.open(3)
     store.kill(1)
     assert store.after(0.002) == AHEAD - 1
+
+
+def test_it_is_quiet_for_longer_while_a_forked_blank_makes_a_fresh_box(store: Store) -> None:
+    store.open(1, fresh=True)
+    assert store.after(0.011) == 0
+    assert store.after(0.002) == 1 + shop.FRESH_AHEAD
+
+
+def test_whoever_asks_for_fresh_ones_without_a_pause_does_not_run_dry(store: Store) -> None:
+    for box in range(1, AHEAD + 1):
+        store.open(box, fresh=True)
+        assert store.after(0.003) == 0
+    assert store.after(0.004) == AHEAD + shop.FRESH_AHEAD

@@ -2,7 +2,7 @@
 
 Theory of operation: a timer per run would be made, sorted in and cancelled for nothing, again and again. Here a
 deadline is an entry in a table, and the timer stays where it is as long as nothing is due earlier. When it goes off it
-calls what is due and moves to the next deadline, if there is one: a box without runs has no timer for longer than its
+moves to the next deadline, if there is one, and calls what is due: a box without runs has no timer for longer than its
 last run's.
 """
 
@@ -50,9 +50,16 @@ class Alarm:
         self._timer = self._loop.call_at(when, self._ring)
 
     def _ring(self) -> None:
+        """Meet one deadline, the earliest; one that is due too is met next. So none is lost to what another does."""
         self._timer = None
-        met = [number for number, (when, _) in self._due.items() if when <= self._when]
-        for call in [self._due.pop(number)[1] for number in met]:
-            call()
+        if not self._due:
+            return
+        number = min(self._due, key=lambda each: self._due[each][0])
+        when, call = self._due[number]
+        if when > self._when:
+            self._move(when)
+            return
+        del self._due[number]
         if self._due:
             self._move(min(when for when, _ in self._due.values()))
+        call()

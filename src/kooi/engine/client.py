@@ -230,7 +230,7 @@ class Client:
             call._credit.granted(int.from_bytes(payload, "big"))
             self._pump(call)
         else:
-            self._take_eof(call)
+            self._take_eof(call, kind)
 
     def _take_hello(self, payload: bytes) -> None:
         if self._hello.done():
@@ -246,9 +246,9 @@ class Client:
         if call._on_event is None or self._tell(call, call._on_event, value):
             self._consumed(call, len(payload))
 
-    def _take_eof(self, call: Call) -> None:
-        if call.op != "file.read" or frames.DATA not in call._callbacks:
-            raise FrameError(f"EOF on a channel of {call.op}")
+    def _take_eof(self, call: Call, kind: int) -> None:
+        if kind != frames.EOF or frames.DATA not in call._callbacks:
+            raise FrameError(f"frame of kind {kind} on a channel of {call.op}")
         del call._callbacks[frames.DATA]
 
     def _take_end(self, call: Call, payload: bytes) -> None:

@@ -48,6 +48,8 @@ async def supervise(held: OpenBox, job: Job, *, last: bool = False) -> Result:
     """
     run = _Run(held, job)
     before = 0.0 if held.started == 0 else await held.cpu_seconds()
+    if held.has_news:
+        await asyncio.sleep(0)  # a limit met before it is told by an event, and is not this run's
     try:
         await run.watch(before)
     except (GuestGone, GuestViolation):

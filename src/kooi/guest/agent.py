@@ -120,11 +120,12 @@ class Agent:
 
     def serve(self) -> NoReturn:
         """Serve until the host goes; raise what ended it."""
+        # Before all: a run must not be handed to an interpreter that was killed in stock.
+        self.family.reap()
         self._read()
         self.poller.watch(self._read_fd, IN, self._stream_ready)
         if self._last_opened < 0:
             self._contexts[""].warm(self._greet)
-        self.family.reap()
         while True:
             if self._outbox.size > self._unhurried or self._stalled or self._blocked:
                 self._unhurried = 0

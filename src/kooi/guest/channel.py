@@ -170,8 +170,14 @@ class Tap:
         return not self._owed
 
     def resume(self) -> None:
-        """Go on after credit came or the stream took more."""
+        """Go on after credit came; whoever calls advances the channel."""
         self._watch()
+
+    def _roomy(self) -> None:
+        """Go on after the stream took more. What is owed may be in no pipe any more, so nothing else would wake us."""
+        self._watch()
+        if self._channel is not None:
+            self._channel.advance()
 
     def _ready(self, events: int) -> None:
         if self._read() and self._channel is not None:
@@ -181,7 +187,7 @@ class Tap:
         """Move one lump; return whether it is worth trying again at once."""
         channel, agent = self._channel, self._agent
         room = CHUNK if channel is None else min(channel.credit.sendable, CHUNK)
-        if room == 0 or (channel is not None and agent.crowded(self.resume)):
+        if room == 0 or (channel is not None and agent.crowded(self._roomy)):
             self._pause()
             return False
         lump = agent.lump[:room]

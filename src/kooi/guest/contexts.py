@@ -163,6 +163,7 @@ class Context:
         if run in self._waiting:
             self._waiting.remove(run)
             run.over(exited(signal.SIGKILL, self._agent.family.left()))
+            self.wake()  # the one behind it may have waited for its code only
         elif self._said or not self._pid:
             run.abandon()
         elif not self._dying:

@@ -18,7 +18,7 @@ Reaped = Callable[[int], None]
 
 _SWEEP_SECONDS = 2.0
 _BETWEEN_KILLS = 0.002
-_FEW, _MANY = 512, 1 << 16
+_FEW, _PAGE = 512, 4096
 
 
 class _Sweep:
@@ -116,6 +116,7 @@ class Family:
             try:
                 pid = os.waitpid(-1, os.WNOHANG)[0]
                 while pid:
+                    self._forget(pid)
                     self._known.pop(pid, None)  # its number may be somebody else's from now on
                     pid = os.waitpid(-1, os.WNOHANG)[0]
             except ChildProcessError:
@@ -163,9 +164,13 @@ def _listed(fd: int) -> Optional[bytes]:
     if fd < 0:
         return None
     try:
-        # It is hardly ever longer than this, and room for all that it could hold costs more than to read it.
+        # It is hardly ever longer than this, and room for more costs more than to read it.
         listed = os.pread(fd, _FEW, 0)
-        return listed if len(listed) < _FEW else os.pread(fd, _MANY, 0)
+        if len(listed) == _FEW:
+            # The kernel gives a page at most, whatever is asked for.
+            while part := os.pread(fd, _PAGE, len(listed)):
+                listed += part
+        return listed
     except OSError:
         return None
 

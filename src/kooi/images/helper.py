@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bz2  # noqa: F401  # imported now: once confined, no module can be found any more
 import codecs
+import contextlib
 import gzip  # noqa: F401
 import json
 import lzma  # noqa: F401
@@ -17,6 +18,9 @@ import os
 import sys
 import zlib  # noqa: F401
 from typing import Any
+
+with contextlib.suppress(ImportError):  # Python 3.14
+    import compression.zstd  # type: ignore[import-not-found]  # noqa: F401
 
 from kooi.images import extract, layers
 from kooi.images.furnish import furnish

@@ -32,6 +32,8 @@ _SOURCE = str(Path(__file__).resolve().parents[2])
 _BOOT = """import sys
 sys.path[:] = [{source!r}, *filter(None, sys.path)]
 from kooi.images.packages import forbid_execution
+from kooi.linux.process import die_with_parent
+die_with_parent()
 {first}
 del sys.path[0]
 import runpy

@@ -24,7 +24,6 @@ from kooi.spawn.stream import SocketStream
 
 SOURCE = str(Path(__file__).resolve().parent.parent.parent)
 _REAP_SECONDS = 0.02
-_CALM_TASKS = 2
 
 
 class SpawnedBox:
@@ -39,12 +38,10 @@ class SpawnedBox:
         self._events: asyncio.Queue[BoxEvent] = asyncio.Queue()
         self._over: asyncio.Future[BoxEvent] = handle.loop.create_future()
         self._opened: asyncio.Future[None] = handle.loop.create_future()
-        self._confined: asyncio.Future[None] = handle.loop.create_future()
         self._group: cgroup.Group | None = None
         self._base: list[int] = []
         self._oom = self._pids = 0
         self._usage_asked: list[asyncio.Future[Usage]] = []
-        self._tasks = _CALM_TASKS + 1
 
     def told(self, head: Mapping[str, Any]) -> None:
         """Take in one event of the spawner."""
@@ -55,7 +52,6 @@ class SpawnedBox:
                 self._group.peak_base = head["slot"]["peak_base"]
                 self._base = head["slot"]["base"]
             _settle(self._opened)
-            _settle(self._confined)
         elif "failed" in head:
             self._finish(BoxEvent("failed", detail=head["failed"]))
         elif "oom" in head:
@@ -91,7 +87,6 @@ class SpawnedBox:
             self._group = None
         self._over.set_result(event)
         _settle(self._opened)
-        _settle(self._confined)
         self._answer_usage({})
         self._events.put_nowait(event)
 
@@ -124,9 +119,8 @@ class SpawnedBox:
         if group is None:
             return (await self.usage()).cpu_seconds
         try:
-            # Nobody but agent and interpreter was there at the last look: nobody has met a limit since.
-            if self._tasks > _CALM_TASKS:
-                self._look(group)
+            # Code may run while no run is on, of a signal handler for one, and what it meets then is no run's.
+            self._look(group)
             return (group.cpu_ns() - self._base[0]) / 1e9
         except OSError:
             return (await self.usage()).cpu_seconds
@@ -143,7 +137,6 @@ class SpawnedBox:
 
     def _read_usage(self, group: cgroup.Group) -> Usage:
         counters = group.usage()
-        self._tasks = counters.pids_now
         cpu_ns, pids_peak, _oom, _pids = self._base
         self._look(group)
         return Usage(
@@ -189,7 +182,7 @@ class SpawnedBox:
 
     async def posture(self) -> Posture:
         """Read its processes and mounts from outside, once it is confined. Raises `SetupFailed` when it is gone."""
-        await asyncio.shield(self._confined)
+        await asyncio.shield(self._opened)
         if self._over.done():
             raise SetupFailed("the box cannot be read: it is gone")
         return await asyncio.to_thread(posture_of, self.pid)

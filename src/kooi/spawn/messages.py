@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_MESSAGE = 1 << 18
-# To a blank: go on, and hatch an interpreter by forking or by executing one; or, with a request waiting, go on without
-# doing anything ahead that the request does not need.
+# To a blank: go on, and hatch an interpreter by forking or by executing one; or, with a request waiting that is not a
+# fresh one, go on without doing anything ahead that the request does not need.
 GO, GO_FRESH, GO_NOW = b"go", b"go fresh", b"go now"
 _MAX_FDS = 4
 

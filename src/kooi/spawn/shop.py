@@ -176,19 +176,22 @@ class Shop:
             wanted += max(0, self._ahead - len(cell.ready)) + max(0, self._fresh_ahead(cell) - len(cell.fresh))
         for _ in range(min(wanted, _MAKING - len(cell.making))):
             if not self._make_blank(cell):
+                # Ids for another may come only when a box ends: one of the other kind must do, and can.
+                while cell.fresh and len(cell.waiting) > len(cell.making):
+                    self._hand_over(cell.fresh.popleft(), cell.waiting.popleft())
                 return
 
     def _fresh_ahead(self, cell: Cell) -> int:
         # None for a cell that nobody wants them of.
         return min(FRESH_AHEAD, self._ahead) if cell.fresh_asked else 0
 
-    def _refill_soon(self, cell: Cell) -> None:
+    def _refill_soon(self, cell: Cell, seconds: float = _REFILL_SECONDS) -> None:
         """Refill in a moment: making a blank takes a CPU from the box that is just starting or ending."""
         if cell.waiting:
             self._refill(cell)
         elif not cell.ended and (cell not in self._later or _PATIENCE * len(cell.ready) > self._ahead):
             # While there is stock for more it waits until nothing has happened for that long.
-            self._later[cell] = time.monotonic() + _REFILL_SECONDS
+            self._later[cell] = time.monotonic() + seconds
 
     def _make_blank(self, cell: Cell) -> bool:
         pair = cell.ids.take() if cell.ids is not None else None
@@ -260,10 +263,7 @@ class Shop:
         stock = cell.fresh if request.fresh and cell.fresh else cell.ready
         if stock:
             self._hand_over(stock.popleft(), request)
-            if request.fresh and stock is cell.ready:
-                self._later[cell] = time.monotonic() + _EXECUTING_SECONDS
-            else:
-                self._refill_soon(cell)
+            self._refill_soon(cell, _EXECUTING_SECONDS if request.fresh and stock is cell.ready else _REFILL_SECONDS)
         else:
             cell.waiting.append(request)
             self._refill(cell)
@@ -303,7 +303,7 @@ class Shop:
         else:
             # Not said before: the host would be woken to hear it while the box is on its way.
             slot = entry.slot.describe() if entry.slot is not None else None
-            self._loop.tell_host({"box": entry.box, "opened": entry.pid, "slot": slot, "confined": True})
+            self._loop.tell_host({"box": entry.box, "opened": entry.pid, "slot": slot})
 
     def _kill(self, box: int) -> None:
         entry = self._boxes.get(box)

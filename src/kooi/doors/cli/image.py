@@ -20,6 +20,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from kooi.contract.errors import KooiError
 from kooi.doors.cli import show
@@ -31,53 +32,60 @@ from kooi.images.store import Store
 from kooi.sandbox import AsyncSandbox
 
 _LEVELS = ("process", "jail")
+_EXAMPLES = {
+    "build": ("data", "mine --pip requests 'rich>=13' --apt git --warm requests", "mine --requirements list.txt"),
+    "import": ("mine ./rootfs", "mine image.oci", "mine docker:python:3.12-slim"),
+    "list": ("", "--json"),
+    "show": ("data",),
+    "remove": ("data",),
+    "prune": ("",),
+    "export": ("data data.oci", "data disk.img --format ext4"),
+}
+_Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     verbs = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _configure_making(verbs)
-    for name, text in (
-        ("list", "list the images"),
-        ("prune", "remove every image without a name and what crashes left"),
-    ):
-        _json(verbs.add_parser(name, help=text, description=text))
+    _verb(verbs, "list", "list the images")
     for name, text in (
         ("show", "say everything about an image, and check its tree"),
         ("remove", "remove a name, and the image with its last name"),
     ):
-        parser = verbs.add_parser(name, help=text, description=text)
-        parser.add_argument("name", metavar="NAME", help="a name, or 12 or more digits of a digest")
-        _json(parser)
-    parser = verbs.add_parser("export", help="write an image to a file", description="write an image to a file")
-    parser.add_argument("name", metavar="NAME")
+        _verb(verbs, name, text).add_argument("name", metavar="NAME", help="a name, or 12 or more digits of a digest")
+    _verb(verbs, "prune", "remove every image without a name, and what crashes left")
+    parser = _verb(verbs, "export", "write an image to a file")
+    parser.add_argument("name", metavar="NAME", help="a name, or 12 or more digits of a digest")
     parser.add_argument("path", metavar="FILE", type=Path)
     parser.add_argument("--format", choices=export.FORMATS, help="what to write (by the file's name)")
-    _json(parser)
 
 
-def _configure_making(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    ready = "; ".join(f"{name}: {each.about}" for name, each in build.DEFINITIONS.items())
-    text = "build an image from this host's Python"
-    parser = verbs.add_parser("build", help=text, description=f"{text}; ready definitions: {ready}")
+def _configure_making(verbs: _Verbs) -> None:
+    ready = "".join(f"\n  {name}: {each.about}" for name, each in build.DEFINITIONS.items())
+    parser = _verb(verbs, "build", "build an image from this host's Python", f"\n\nready definitions:{ready}")
     parser.add_argument("name", metavar="NAME", help="its name; that of a ready definition takes that")
     for option, metavar, text in (
-        ("--pip", "PACKAGE", "a package for pip"), ("--requirements", "FILE", "a file of packages for pip"),
-        ("--apt", "PACKAGE", "a Debian package"), ("--warm", "MODULE", "a module that sandboxes find imported"),
+        ("--pip", "PACKAGE", "packages for pip"), ("--requirements", "FILE", "files of packages for pip"),
+        ("--apt", "PACKAGE", "Debian packages"), ("--warm", "MODULE", "modules that sandboxes find imported"),
     ):  # fmt: skip
         parser.add_argument(option, action="append", nargs="+", default=[], metavar=metavar, help=text)
     text = "let pip build from source, which runs the packages' own code on this host, as you"
     parser.add_argument("--allow-source", action="store_true", help=text)
-    _json(parser)
-    parser = verbs.add_parser("import", help="take an image from elsewhere", description="take an image from elsewhere")
+    parser = _verb(verbs, "import", "take an image from elsewhere")
     parser.add_argument("name", metavar="NAME", help="its name here")
     parser.add_argument("source", metavar="DIR|TAR|OCI-ARCHIVE|docker:TAG")
     parser.add_argument("--warm", action="append", nargs="+", default=[], metavar="MODULE", help="as with build")
-    _json(parser)
 
 
-def _json(parser: argparse.ArgumentParser) -> None:
+def _verb(verbs: _Verbs, name: str, text: str, more: str = "") -> argparse.ArgumentParser:
+    examples = "\n".join(f"  kooi image {name} {words}".rstrip() for words in _EXAMPLES[name])
+    parser = verbs.add_parser(
+        name, help=text, description=text + more, epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
