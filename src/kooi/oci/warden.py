@@ -152,8 +152,8 @@ class Warden:
     # Berths.
 
     def _refill(self) -> None:
-        making = sum(1 for place in self._places if place.kind is None)
-        for _ in range(len(self._waiting) + max(self._ahead, 1) - making):
+        wanted = len(self._waiting) + max(self._ahead, 1) - sum(place.kind is None for place in self._places)
+        for _ in range(wanted):
             try:
                 self._make()
             except OSError as error:
@@ -318,7 +318,7 @@ class Warden:
             return
         finally:
             request.close()
-        slot = place.slot.describe() if place.slot is not None else None
+        slot = None if place.slot is None else place.slot.describe()
         self._loop.tell_host({"box": request.box, "opened": place.pid, "slot": slot, "confined": True})
 
     def _kill(self, box: int) -> None:
@@ -340,8 +340,7 @@ class Warden:
             process.signal_pidfd(place.pidfd, signal.SIGKILL)
 
     def _freeze(self, box: int, frozen: bool) -> None:
-        place = self._boxes.get(box)
-        if place is not None and place.slot is not None:
+        if (place := self._boxes.get(box)) is not None and place.slot is not None:
             (place.slot.group.freeze if frozen else place.slot.group.thaw)()
 
     def _gone(self, place: Place) -> None:
