@@ -143,7 +143,8 @@ def test_a_worker_passes_on_what_went_wrong() -> None:
 def test_absent_peers_are_named_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "bubblewrap", lambda: None)
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    assert set(peers.absent()) == {"bubblewrap", "sandlock"}
+    monkeypatch.setattr(peers, "docker", lambda: None)
+    assert set(peers.absent()) == {"bubblewrap", "sandlock", "docker_r1"}
     assert peers.measures(1) == []
     assert all("install" in how for how in peers.absent().values())
 

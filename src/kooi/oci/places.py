@@ -11,6 +11,7 @@ from typing import Any
 from kooi.linux import process
 from kooi.linux.cgroup_layout import Layout, hierarchies
 from kooi.oci import berth
+from kooi.oci.bundle import RUNTIME_GROUP
 from kooi.spawn.groups import Groups, Slot
 from kooi.spawn.journal import Journal
 
@@ -37,7 +38,7 @@ class ContainerGroups(Groups):
 class Kind:
     """Containers that are made alike: the bundle, the runtime's command line, and the program of process 1.
 
-    `blanks` wait at their gates. `retired`: the host has forgotten it.
+    `blanks` wait at their gates; `failures` is how many ended by themselves before anybody had them.
     """
 
     def __init__(self, plan: dict[str, Any], argv: list[str], program: int) -> None:
@@ -46,7 +47,6 @@ class Kind:
         self.program = program
         self.blanks: list[Place] = []
         self.failures = 0
-        self.retired = False
 
 
 class Request:
@@ -97,6 +97,14 @@ def reap_strays(known: set[int]) -> None:
             for pid in {int(word) for word in file.read().split()} - known:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
+
+
+def remove_below(slot: Slot, keep: tuple[str, ...]) -> None:
+    """Remove the groups that a runtime made in a box's own."""
+    for name in keep:
+        if (path := slot.group.paths.get(name or "unified")) is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{path}/{RUNTIME_GROUP}")
 
 
 def read(folder: int, name: str) -> str:

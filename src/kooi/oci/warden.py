@@ -28,7 +28,6 @@ from typing import Any
 from kooi.contract.errors import KooiError
 from kooi.linux import process
 from kooi.oci import berth
-from kooi.oci.bundle import RUNTIME_GROUP
 from kooi.oci.places import (
     WORDS_BYTES,
     ContainerGroups,
@@ -39,6 +38,7 @@ from kooi.oci.places import (
     read,
     reap,
     reap_strays,
+    remove_below,
     to_keep,
 )  # fmt: skip
 from kooi.spawn import messages
@@ -91,6 +91,9 @@ class Warden:
         if self._due is not None and self._due <= time.monotonic():
             self._due = None
             self._stock_up()
+            # Not while a runtime works: its container, not known yet, is no stray. Its end brings us here again.
+            if all(each.kind is None or each.started for each in self._places):
+                reap_strays({each.pid for each in self._places})
 
     def handle(self, operation: str, head: dict[str, Any], body: bytes, fds: list[int]) -> None:
         """Do what one packet of the host asks."""
@@ -136,19 +139,21 @@ class Warden:
     def _forget(self) -> None:
         """Let go of every kind, and of what was made ahead of it; what is in use stays."""
         for kind in self._kinds.values():
-            for place in kind.blanks:
-                self._strike(place)
-            kind.blanks.clear()
-            kind.retired = True
+            self._clear(kind)
             os.close(kind.program)
         self._kinds.clear()
         self._latest = None
 
+    def _clear(self, kind: Kind) -> None:
+        for place in kind.blanks:
+            self._strike(place)
+        kind.blanks.clear()
+
     # Berths.
 
     def _refill(self) -> None:
-        making = sum(1 for place in self._places if place.kind is None)
-        for _ in range(len(self._waiting) + max(self._ahead, 1) - making):
+        wanted = len(self._waiting) + max(self._ahead, 1) - sum(place.kind is None for place in self._places)
+        for _ in range(wanted):
             try:
                 self._make()
             except OSError as error:
@@ -214,7 +219,12 @@ class Warden:
     def _stock_up(self) -> None:
         """Start containers of the kind that was asked for last, and leave them at their gates."""
         kind = self._latest
-        if kind is None or self._waiting or kind.failures >= _FAILURES:
+        if kind is None or self._waiting:
+            return
+        for other in self._kinds.values():
+            if other is not kind:
+                self._clear(other)
+        if kind.failures >= _FAILURES:
             return
         there = len(kind.blanks) + sum(1 for each in self._places if each.kind is kind and not each.started)
         while self._berths and there < self._ahead:
@@ -271,9 +281,7 @@ class Warden:
             self._adopt(place)
         if place.pidfd < 0:
             self._gone(place)
-        # Not while a runtime works: its container, not known yet, is no stray.
-        if all(each.kind is None or each.started for each in self._places):
-            reap_strays({each.pid for each in self._places})
+        self._due = time.monotonic() + _REFILL_SECONDS
 
     def _adopt(self, place: Place) -> None:
         """The runtime has done its work and is gone: its container is our child, and waits at its gate."""
@@ -288,7 +296,7 @@ class Warden:
         self._loop.watch(place.pidfd, lambda: self._ended(place))
         if place.request is not None:
             self._hand_over(place, place.request)
-        elif place.kind.retired:
+        elif place.kind is not self._latest:
             self._strike(place)
         else:
             place.kind.blanks.append(place)
@@ -310,7 +318,7 @@ class Warden:
             return
         finally:
             request.close()
-        slot = place.slot.describe() if place.slot is not None else None
+        slot = None if place.slot is None else place.slot.describe()
         self._loop.tell_host({"box": request.box, "opened": place.pid, "slot": slot, "confined": True})
 
     def _kill(self, box: int) -> None:
@@ -332,8 +340,7 @@ class Warden:
             process.signal_pidfd(place.pidfd, signal.SIGKILL)
 
     def _freeze(self, box: int, frozen: bool) -> None:
-        place = self._boxes.get(box)
-        if place is not None and place.slot is not None:
+        if (place := self._boxes.get(box)) is not None and place.slot is not None:
             (place.slot.group.freeze if frozen else place.slot.group.thaw)()
 
     def _gone(self, place: Place) -> None:
@@ -347,7 +354,7 @@ class Warden:
                     place.slot.group.kill()
                     place.slot.group.wait_empty(_GONE_SECONDS)
             final = place.slot.final()
-            self._remove_below(place.slot)
+            remove_below(place.slot, self._keep)
         said, request = place.said or last_words(place), place.request
         if request is not None:
             request.close()
@@ -355,7 +362,8 @@ class Warden:
             self._loop.tell_host(
                 {"box": request.box, "failed": said} if said else {"box": request.box, "exited": final}
             )
-        elif place.kind is not None:
+        elif place.kind is not None and (not place.started or place in place.kind.blanks):
+            # It ended by itself, and not because no more of its kind are wanted.
             place.kind.failures += 1
             if place in place.kind.blanks:
                 place.kind.blanks.remove(place)
@@ -364,14 +372,6 @@ class Warden:
         if place in self._berths:
             self._berths.remove(place)
         self._give_back(place)
-        self._due = time.monotonic() + _REFILL_SECONDS
-
-    def _remove_below(self, slot: Slot) -> None:
-        """Remove the groups that a runtime made in a box's own."""
-        for name in self._keep:
-            if (path := slot.group.paths.get(name or "unified")) is not None:
-                with contextlib.suppress(OSError):
-                    os.rmdir(f"{path}/{RUNTIME_GROUP}")
 
     def _give_back(self, place: Place) -> None:
         self._loop.forget(place.control.fileno())

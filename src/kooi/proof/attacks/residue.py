@@ -22,6 +22,8 @@ from pathlib import Path
 from kooi import settings
 
 SETTLE_SECONDS = 5.0
+# A container that is made ahead takes a while on a busy machine, in which nothing else may change.
+QUIET_LOOKS = 4
 _NUMBERS = re.compile(r"[0-9a-f]{6,}|\d+")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -48,10 +50,12 @@ class Residue:
         """Return the most there has been so far, once the picture has stopped changing: stock is refilled after use."""
         deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
         last = await asyncio.to_thread(self.picture)
+        quiet = 0
         while True:
             await asyncio.sleep(0.1)
             now = await asyncio.to_thread(self.picture)
-            if now == last or asyncio.get_running_loop().time() >= deadline:
+            quiet = quiet + 1 if now == last else 0
+            if quiet >= QUIET_LOOKS or asyncio.get_running_loop().time() >= deadline:
                 self._most |= now
                 return self._most.copy()
             last = now

@@ -66,7 +66,7 @@ def absent() -> dict[str, str]:
     if importlib.util.find_spec("sandlock") is None:
         missing["sandlock"] = "not installed: pip install sandlock"
     if docker() is None:
-        missing["docker_r1"] = "no engine at docker_socket has an image of ours: run one with container_engine = docker"
+        missing["docker_r1"] = "no engine with an image of ours: install docker.io, and run one there"
     return missing
 
 
