@@ -14,6 +14,7 @@ import pytest
 from kooi.images import build, export
 from kooi.images.store import Store
 from kooi.settings import load_settings
+from tests.folders import remove_unmounted
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 START_SECONDS, RUN_SECONDS = 30.0, 240.0
@@ -59,8 +60,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     finally:
         daemon.terminate()
         daemon.wait(timeout=START_SECONDS)
-        # Its pid is gone, and so is what it mounted; the layers are large.
-        shutil.rmtree(folder, ignore_errors=True)
+        # The layers are large.
+        remove_unmounted(folder)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 
 from kooi import settings
 from kooi.engine import openbox, registry
+from tests.folders import remove_unmounted
 
 ENGINES = ("crun", "runc", "docker", "podman")
 _STARTS_SECONDS = 30
@@ -52,7 +53,7 @@ def docker_socket() -> Iterator[str]:
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_unmounted(folder)
 
 
 def _answers(path: Path, daemon: subprocess.Popen[bytes]) -> bool:
