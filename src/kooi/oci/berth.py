@@ -15,14 +15,14 @@ import contextlib
 import json
 import os
 import socket
-import stat
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from kooi.linux import mounts, namespaces, paths, process
+from kooi.linux import mounts, namespaces, process
 from kooi.oci.bundle import BUNDLE, CODE_ID, ROOT, STAGE, WORK
 from kooi.oci.inside import GATE_FD, PROGRAM_FD
 from kooi.spawn import messages
+from kooi.spawn.cell import dataset_tree
 
 GO = b"go"
 LOG, PID = "log", "pid"
@@ -85,7 +85,7 @@ def _become_runtime(message: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
 def lay(plan: Mapping[str, Any], ids: Sequence[int]) -> None:
     """Lay out root, workspace and `config.json` on the stage. `ids`: the host's for the inside's root and code."""
     trees = [(mounts.clone_tree(source), target, os.path.isdir(source)) for source, target in plan["binds"]]
-    trees += [_dataset(name, source) for name, source in plan["datasets"]]
+    trees += [dataset_tree(name, source) for name, source in plan["datasets"]]
     mounts.mount("kooi", ROOT, "tmpfs", _FLAGS, "mode=0755,size=1m,nr_inodes=2048")
     for name in _FOLDERS:
         os.mkdir(f"{ROOT}/{name}", 0o755)
@@ -120,14 +120,6 @@ def _workspace(size_bytes: int | None, files: int | None, owner: int) -> None:
         os.mkdir(f"{WORK}/{name}")
         os.chmod(f"{WORK}/{name}", mode)
         os.chown(f"{WORK}/{name}", owner, owner)
-
-
-def _dataset(name: str, source: str) -> tuple[int, str, bool]:
-    fd = paths.open_absolute_no_symlinks(source)
-    try:
-        return mounts.clone_tree("", fd), "/data/" + name, stat.S_ISDIR(os.fstat(fd).st_mode)
-    finally:
-        os.close(fd)
 
 
 def _place(fd: int, target: str, is_dir: bool) -> None:

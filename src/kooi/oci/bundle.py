@@ -17,6 +17,7 @@ from kooi.contract.backend import HostFacts
 from kooi.contract.spec import Spec
 from kooi.images.host import HOME, WARM_STDLIB, View
 from kooi.linux import rlimits, seccomp_policy
+from kooi.spawn.plan import SINGLE_THREADED
 
 CODE_ID = 1000
 #: agent and file helper are not the code's: they come on top of its process limit
@@ -35,15 +36,6 @@ ENV = {
     "HOME": HOME,
     "USER": "user",
     "KOOI_DATA": "/data",
-}
-# For process 1 alone, which forks the code's interpreters: see `spawn.plan`.
-_SINGLE_THREADED = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
 }
 NAMESPACES = ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")
 _CAPABILITY_SETS = ("bounding", "effective", "inheritable", "permitted", "ambient")
@@ -99,7 +91,7 @@ def restrictions(spec: Spec, facts: HostFacts) -> tuple[str, ...]:
 
 def environment(view: View) -> dict[str, str]:
     """Return the environment of process 1."""
-    return {**ENV, **_SINGLE_THREADED, **dict(view.env)}
+    return {**ENV, **SINGLE_THREADED, **dict(view.env)}
 
 
 def guest(view: View) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from kooi.oci.runtimes import Runtime
 from kooi.settings import Settings, load_settings, private_dir
 from kooi.spawn import datasets
 from kooi.spawn.handle import SpawnedBox, SpawnerHandle
+from kooi.spawn.handles import Handles
 
 UID_BLOCK = 4096
 _KEPT = 64
@@ -70,7 +71,7 @@ class Service:
         self.runtime = runtime
         self.name = runtime.name
         self._settings: Settings | None = None
-        self._handles: dict[asyncio.AbstractEventLoop, WardenHandle] = {}
+        self._handles = Handles(WardenHandle, self._config)
         self._images = Images()
         self._compiled: dict[tuple[Spec, str], Compiled] = {}
         self._pid = os.getpid()
@@ -105,31 +106,21 @@ class Service:
         if spec.policy.datasets:
             datasets.check(spec.policy.datasets, own_ids=True)
         handle = self.handle()
-        if handle.reader is None and (await handle.started()) and handle.reader is None and facts.cgroup_writable:
-            why = (await handle.started()).get("reason", "no reason given")
+        found = await handle.started()
+        if facts.cgroup_writable and handle.reader is None:
+            why = found.get("reason", "no reason given")
             raise SetupFailed(f"control groups were there and the warden has none: {why}", fix="see `kooi doctor`")
         return handle.start(self.runtime, compiled)
 
     def handle(self) -> WardenHandle:
         """Return the warden of the running loop, starting one if there is none."""
-        loop = asyncio.get_running_loop()
-        for old in [known for known in list(self._handles) if known.is_closed()]:
-            self._handles.pop(old).abandon()
-        handle = self._handles.get(loop)
-        if handle is None or not handle.alive:
-            handle = self._handles[loop] = WardenHandle(loop, self._config())
-        return handle
+        return self._handles.mine()
 
     async def close(self) -> None:
         """End every warden of this process; safe twice."""
         if self._pid != os.getpid():
             return
-        handles, self._handles = self._handles, {}
-        for loop, handle in handles.items():
-            if loop is asyncio.get_running_loop():
-                await handle.close()
-            else:
-                handle.abandon()
+        await self._handles.close()
         self._compiled.clear()
         self._images.release()
 

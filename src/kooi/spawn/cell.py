@@ -125,7 +125,7 @@ def build_view(config: Mapping[str, Any]) -> None:
     """Make the root of this mount namespace the read-only view that `config` lists."""
     mounts.make_private()
     trees = [(mounts.clone_tree(source), target, os.path.isdir(source)) for source, target in config["binds"]]
-    trees += [_dataset(name, source) for name, source in config["datasets"]]
+    trees += [dataset_tree(name, source) for name, source in config["datasets"]]
     trees += [(mounts.clone_tree("/dev/" + name), "/dev/" + name, False) for name in _DEVICES]
     host_proc = mounts.clone_tree("/proc")
     mounts.mount("kooi", _STAGE, "tmpfs", mounts.NOSUID | mounts.NODEV, "mode=0755,size=16m")
@@ -144,7 +144,8 @@ def build_view(config: Mapping[str, Any]) -> None:
     mounts.pivot(_STAGE)
 
 
-def _dataset(name: str, source: str) -> tuple[int, str, bool]:
+def dataset_tree(name: str, source: str) -> tuple[int, str, bool]:
+    """Return a dataset as a detached tree, where it is shown, and whether it is a folder. Follows no link."""
     fd = paths.open_absolute_no_symlinks(source)
     try:
         return mounts.clone_tree("", fd), "/data/" + name, stat.S_ISDIR(os.fstat(fd).st_mode)

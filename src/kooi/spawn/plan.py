@@ -22,18 +22,22 @@ CODE_ID = 1000
 # The agent, the file helper and the run's own supervision are not the code's: they come on top of its process limit.
 AGENT_PROCESSES = 2
 
-_CELL_ENV = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "HOME": HOME,
-    # A zygote must have one thread, and a pool of threads does not live through a fork.
+#: for the process that forks interpreters
+SINGLE_THREADED = {
+    # It must have one thread, and a pool of threads does not live through a fork.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # The filter refuses rseq. A C library that has it in the zygote would insist on it in every later thread.
+    # The filter refuses rseq. A C library that has it in this process would insist on it in every later thread.
     "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
+}
+_CELL_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": HOME,
+    **SINGLE_THREADED,
 }
 
 _JAIL_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mount")

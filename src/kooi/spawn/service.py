@@ -16,6 +16,7 @@ from kooi.images.view import Images
 from kooi.settings import Settings, load_settings, private_dir
 from kooi.spawn import datasets
 from kooi.spawn.handle import SpawnedBox, SpawnerHandle
+from kooi.spawn.handles import Handles
 from kooi.spawn.plan import Plan
 
 UID_BLOCK = 4096
@@ -43,7 +44,7 @@ class Service:
         self._ids = ids
         self._view = view
         self._settings: Settings | None = None
-        self._handles: dict[asyncio.AbstractEventLoop, SpawnerHandle] = {}
+        self._handles = Handles(SpawnerHandle, self._config)
         self._images = Images()
         self._plans: dict[tuple[Spec, str | None], Compiled] = {}
         self._pid = os.getpid()
@@ -96,24 +97,13 @@ class Service:
 
     def handle(self) -> SpawnerHandle:
         """Return the spawner of the running loop, starting one if there is none."""
-        loop = asyncio.get_running_loop()
-        for old in [known for known in list(self._handles) if known.is_closed()]:
-            self._handles.pop(old).abandon()
-        handle = self._handles.get(loop)
-        if handle is None or not handle.alive:
-            handle = self._handles[loop] = SpawnerHandle(loop, self._config())
-        return handle
+        return self._handles.mine()
 
     async def close(self) -> None:
         """End every spawner of this process; safe twice."""
         if self._pid != os.getpid():
             return
-        handles, self._handles = self._handles, {}
-        for loop, handle in handles.items():
-            if loop is asyncio.get_running_loop():
-                await handle.close()
-            else:
-                handle.abandon()
+        await self._handles.close()
         self._images.release()
 
     def _config(self) -> Mapping[str, Any]:
